@@ -1,0 +1,1 @@
+"""Devices lower the graph and run it."""

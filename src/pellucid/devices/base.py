@@ -1,0 +1,47 @@
+"""What an engine asks of a device: rows in, logits out.
+
+Law: a device knows tokens, positions and pages; it knows no sequence, no request and no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step, ragged over sequences.
+
+    K and V of all rows are written before attention reads them; the row at position p sees positions 0..p of its own
+    sequence, bounded by the layer's window.
+    """
+
+    tokens: NDArray[np.int32]
+    """(rows,) token ids, grouped by sequence."""
+    positions: NDArray[np.int32]
+    """(rows,) position of each row; ascending and without gaps inside a sequence."""
+    seq_starts: NDArray[np.int32]
+    """(sequences + 1,) rows of sequence s are seq_starts[s]:seq_starts[s + 1]."""
+    page_tables: NDArray[np.int32]
+    """(sequences, pages) page that holds position p is page_tables[s, p // page_size]; -1 where there is none."""
+    logit_rows: NDArray[np.int32]
+    """(wanted,) rows whose logits are wanted."""
+
+
+class Device(Protocol):
+    """A model loaded on one machine, with its KV cache."""
+
+    vocab_size: int
+    context: int
+    page_size: int
+    page_count: int
+    max_rows: int
+    """Most rows in one step."""
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Compute one step. Returns logits (wanted, vocab_size), valid until the next run."""
+        ...
