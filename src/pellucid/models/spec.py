@@ -8,21 +8,10 @@ interleaved) and norm weights as they are multiplied (gemma's "1 + w" already ad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+from pellucid.graph.ops import Activation, RopeSpec
 
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary positions: pair j of the first `dims` values turns by position · base^(-2j/dims) / factors[j] / linear."""
-
-    base: float
-    dims: int
-    linear: float = 1.0
-    """Linear scaling: positions are divided by it."""
-    factors: tuple[float, ...] | None = None
-    """Divisor of each of the dims/2 frequencies (Llama 3's scaling, as in its rope_freqs)."""
+__all__ = ["LayerSpec", "ModelSpec", "RopeSpec"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,6 @@ class ModelSpec:
     """Factor of q·k before the softmax (usually d_head ** -0.5)."""
     activation: Activation = "silu"
     qkv_bias: bool = False
-    out_bias: bool = False
     qk_norm: bool = False
     """RMS norm over each head of q and k, before the rotation."""
     post_norms: bool = False
@@ -82,8 +70,6 @@ class ModelSpec:
             if self.qk_norm:
                 shapes |= {b + "attn.q_norm.w": (self.d_head,), b + "attn.k_norm.w": (self.d_head,)}
             shapes[b + "attn.W_O"] = (d, q)
-            if self.out_bias:
-                shapes[b + "attn.b_O"] = (d,)
             if self.post_norms:
                 shapes[b + "ln1_post.w"] = (d,)
             shapes[b + "ln2.w"] = (d,)

@@ -1,0 +1,164 @@
+"""The reference: NumPy in float32 is the meaning of every op.
+
+Law: readable first, fast never. An op exists when it has a line here. Attention is the textbook one, which builds the whole
+score matrix of a sequence. The reference runs one sequence; batches, pages and chunks are a device's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid.errors import PellucidError
+from pellucid.formats import KV_FORMATS
+from pellucid.graph.graph import Graph
+from pellucid.graph.ops import (
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    Fused,
+    Glu,
+    Linear,
+    Multiply,
+    Normalize,
+    Op,
+    Rope,
+    RopeSpec,
+    SelectRows,
+    StoreKV,
+)
+
+Array = NDArray[np.float32]
+
+
+class Reference:
+    """Runs a graph on one sequence with weights in float32.
+
+    Args:
+        graph: fused or not.
+        weights: canonical name → float32 array.
+        kv: format that K and V pass through ("f16", "q8_0"); None keeps them in float32.
+    """
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Array], *, kv: str | None = None) -> None:
+        if missing := [w for w in graph.weights() if w not in weights]:
+            raise PellucidError(f"reference: no weight {missing[0]} ({len(missing)} missing)")
+        self.graph = graph
+        self.weights = weights
+        self.kv = kv
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        *,
+        rows: Sequence[int] | None = None,
+        watch: Callable[[str, Array], None] | None = None,
+    ) -> Array:
+        """Logits (rows, vocab) of a sequence of tokens from position 0.
+
+        Args:
+            tokens: token ids.
+            rows: rows whose logits are wanted; None: all.
+            watch: called with the name and (tokens, *shape) of every value as it is made.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        selected = np.arange(len(ids)) if rows is None else np.asarray(rows, dtype=np.int64)
+        values: dict[str, Array] = {}
+        cache: dict[int, tuple[Array, Array]] = {}
+
+        def make(name: str, value: Array) -> None:
+            values[name] = value.astype(np.float32, copy=False)
+            if watch is not None:
+                watch(name, values[name])
+
+        def run(op: Op) -> None:
+            w = self.weights
+            match op:
+                case Embed(out, table, scale):
+                    make(out.name, w[table][ids] * np.float32(scale))
+                case Normalize(out, x, eps):
+                    make(out.name, normalize(values[x.name], eps))
+                case Multiply(out, x, weight):
+                    make(out.name, values[x.name] * w[weight])
+                case Linear(out, x, weight, bias):
+                    flat = values[x.name].reshape(len(values[x.name]), -1) @ w[weight].T
+                    make(out.name, (flat + w[bias] if bias else flat).reshape(-1, *out.shape))
+                case Rope(out, x, rope):
+                    make(out.name, rotate(values[x.name], rope, np.arange(len(ids))))
+                case StoreKV(layer, k, v):
+                    cache[layer] = (self._stored(values[k.name]), self._stored(values[v.name]))
+                case Attention(out, q, layer, _, scale, window):
+                    make(out.name, attend(values[q.name], *cache[layer], scale=scale, window=window))
+                case Glu(out, gate, up, activation):
+                    make(out.name, activate(values[gate.name], activation) * values[up.name])
+                case Add(out, a, b):
+                    make(out.name, values[a.name] + values[b.name])
+                case SelectRows(out, x):
+                    make(out.name, values[x.name][selected])
+                case Fused(_, parts):
+                    for part in parts:
+                        run(part)
+
+        for op in self.graph.ops:
+            run(op)
+        return values[self.graph.result.name]
+
+    def _stored(self, x: Array) -> Array:
+        if self.kv is None:
+            return x
+        f = KV_FORMATS[self.kv]
+        return f.decode(f.encode(x.reshape(-1, x.shape[-1]))).reshape(x.shape)
+
+
+def normalize(x: Array, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) over the last axis."""
+    return x * (1.0 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)))
+
+
+def rope_angles(rope: RopeSpec, positions: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Cosines and sines (positions, dims/2); frequencies and angles in float32, as the models were trained."""
+    exponent = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
+    frequency = np.float32(1.0) / np.power(np.float32(rope.base), exponent, dtype=np.float32)
+    if rope.factors is not None:
+        frequency = frequency / np.asarray(rope.factors, dtype=np.float32)
+    frequency = frequency / np.float32(rope.linear)
+    angles = (positions.astype(np.float32)[:, None] * frequency[None, :]).astype(np.float64)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate(x: Array, rope: RopeSpec, positions: NDArray[np.int64]) -> Array:
+    """Rotate pairs (j, j + dims/2) of each head of x (tokens, heads, d_head)."""
+    cos, sin = (a[:, None, :] for a in rope_angles(rope, positions))
+    half = rope.dims // 2
+    out = x.copy()
+    a, b = x[..., :half], x[..., half : rope.dims]
+    out[..., :half] = a * cos - b * sin
+    out[..., half : rope.dims] = b * cos + a * sin
+    return out
+
+
+def attend(q: Array, k: Array, v: Array, *, scale: float, window: int) -> Array:
+    """Causal attention of q (tokens, heads, d) over k, v (tokens, kv_heads, d); materialises tokens × tokens scores."""
+    n, heads, _ = q.shape
+    group = heads // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(scale)
+    gap = np.arange(n)[:, None] - np.arange(n)[None, :]
+    seen = (gap >= 0) & ((gap < window) if window else True)
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", weights, v)
+
+
+def activate(x: Array, kind: Activation) -> Array:
+    """silu: x · sigmoid(x). gelu_tanh: the tanh form of GELU (Hendrycks & Gimpel 2016)."""
+    if kind == "silu":
+        # exp(-|x|) cannot overflow; both branches are the same function.
+        e = np.exp(-np.abs(x))
+        return x * np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+    inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
