@@ -1,1 +1,1 @@
-"""."""
+"""The engine: sequences, one scheduler, one step at a time."""

@@ -1,1 +1,1 @@
-"""."""
+"""The KV cache: who owns which page, and where pages lie."""

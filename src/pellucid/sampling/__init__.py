@@ -1,1 +1,1 @@
-"""."""
+"""Sampling: from one row of logits to one token."""

@@ -1,0 +1,157 @@
+"""SamplingParams: what a request may ask of sampling, with vLLM's names and meanings.
+
+Law: a value that exists is a value that can be served. Everything is checked here, once; no later layer checks ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, cast
+
+from pellucid.errors import RequestError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+MAX_BIASES = 1024
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends. Raises RequestError that names the field."""
+
+    temperature: float = 1.0
+    """0 (below 1e-5) is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1: all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose share of the mass that top_k left is at least this."""
+    min_p: float = 0.0
+    """Keep tokens whose probability is at least this fraction of the most likely one's."""
+    repetition_penalty: float = 1.0
+    """Over the tokens of prompt and answer: positive logits are divided by it, negative ones multiplied."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token of the answer."""
+    frequency_penalty: float = 0.0
+    """Taken from the logit of each token of the answer, once for each time it came."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: cast(dict[int, float], {}))
+    """Added to logits, by token id."""
+    seed: int | None = None
+    """Seed of the request; None: the engine's, or one drawn and recorded."""
+    n: int = 1
+    """Answers wanted; the caller submits one sequence for each, with choice = 0..n-1."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; found by the detokenizer, not by the engine."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the answer, besides the model's own."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    """Go on after the model's own end tokens; stop_token_ids still end."""
+    min_tokens: int = 0
+    """No token that would end the answer is drawn before this many."""
+    max_tokens: int | None = 16
+    """Longest answer in tokens; None: to the end of the context; 0: compute the prompt only."""
+    logprobs: int | None = None
+    """Report the log-probability of each token drawn and of this many most likely ones (0 to 20)."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        number("temperature", self.temperature, 0.0, 100.0)
+        number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p=0 keeps no token; give a number above 0, up to 1", param="top_p")
+        number("min_p", self.min_p, 0.0, 1.0)
+        number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        whole("top_k", self.top_k, -1, 1 << 31)
+        whole("n", self.n, 1, MAX_CHOICES)
+        whole("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.max_tokens is not None:
+            whole("max_tokens", self.max_tokens, 0, 1 << 31)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", param="min_tokens"
+                )
+        if self.seed is not None:
+            whole("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                whole(name, value, 0, MAX_LOGPROBS)
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", biases(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most likely token is taken and no random number is used."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalized(self) -> bool:
+        """True if a penalty needs to know which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def number(name: str, value: Any, low: float, high: float) -> None:
+    """Raise RequestError unless `value` is a finite number within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{name}={value!r} is not a number", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name}={value} is out of range; give {low:g} to {high:g}", param=name)
+
+
+def whole(name: str, value: Any, low: int, high: int) -> None:
+    """Raise RequestError unless `value` is an integer within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name}={value!r} is not a whole number", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name}={value} is out of range; give {low} to {high}", param=name)
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """Return the stop strings as a tuple; a single string is one, None is none."""
+    if value is None:
+        return ()
+    strings: tuple[Any, ...] = (value,) if isinstance(value, str) else tuple(value)
+    if len(strings) > MAX_STOPS:
+        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOPS} are served", param="stop")
+    for text in strings:
+        if not isinstance(text, str) or not text:
+            raise RequestError("stop must be strings that are not empty", param="stop")
+        if len(text) > MAX_STOP_LENGTH:
+            raise RequestError(f"a stop string is longer than {MAX_STOP_LENGTH} characters", param="stop")
+    return strings
+
+
+def stop_ids(value: Any) -> tuple[int, ...]:
+    """Return the stop ids as a tuple; None is none."""
+    ids: tuple[Any, ...] = () if value is None else tuple(value)
+    if len(ids) > MAX_BIASES:
+        raise RequestError(f"stop_token_ids has {len(ids)} ids; at most {MAX_BIASES} are served", param="stop_token_ids")
+    for id in ids:
+        whole("stop_token_ids", id, 0, 1 << 31)
+    return ids
+
+
+def biases(value: Any) -> Mapping[int, float]:
+    """Return a read-only map of token id to bias; ids may be decimal strings, as in JSON. None is empty."""
+    items: dict[Any, Any] = {} if value is None else dict(value)
+    if len(items) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(items)} entries; at most {MAX_BIASES} are served", param="logit_bias")
+    result: dict[int, float] = {}
+    for key, bias in items.items():
+        if isinstance(key, str) and key.isascii() and key.isdigit():
+            key = int(key[:12])
+        whole("logit_bias", key, 0, 1 << 31)
+        number("logit_bias", bias, -100.0, 100.0)
+        result[key] = float(bias)
+    return MappingProxyType(result)
