@@ -137,9 +137,7 @@ class Sequence:
         """
         prompt = list(prompt_ids)
         base = id if id is not None else uuid4().hex
-        if params.n > 1 and params.seed is None and seed is None:
-            seed = secrets.randbits(63)
-        return [
+        sequences = [
             cls(
                 prompt,
                 params,
@@ -151,6 +149,9 @@ class Sequence:
             )
             for choice in range(params.n)
         ]
+        for sequence in sequences:
+            sequence.seed = sequences[0].seed
+        return sequences
 
     @property
     def output_ids(self) -> list[int]:

@@ -1,0 +1,233 @@
+"""Scheduler: who computes how many tokens in a step, and whose pages they go to.
+
+Law: one token budget, and `computed` catches up with `tokens`. Running sequences that lack one token go first, then those
+that lack more, then the waiting, each in order of priority and arrival. When pages run out the youngest gives all of its
+pages back and waits again with its tokens kept; the oldest can therefore always go on, and everything ends.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+
+from pellucid.engine.batch import PageTables, Step, Work
+from pellucid.engine.sequence import Sequence
+from pellucid.kv.pages import PagePool
+from pellucid.probes.hub import Hub
+
+SCORE_FLOATS = 1 << 24
+"""Most floats (64 MiB) of logits that a step computes for the logprobs of prompts."""
+
+
+class Scheduler:
+    """Running and waiting sequences over one page pool. `schedule` gives the work of a step; `advance` records it as done."""
+
+    def __init__(
+        self, pool: PagePool, tables: PageTables, *, budget: int, max_seqs: int, vocab_size: int, hub: Hub
+    ) -> None:
+        self.pool = pool
+        self.tables = tables
+        self.budget = budget
+        self.max_seqs = max_seqs
+        self.score_rows = max(1, SCORE_FLOATS // vocab_size)
+        self.hub = hub
+        self.running: list[Sequence] = []
+        """In order of service; the last is the youngest."""
+        self.waiting: list[Sequence] = []
+        """In order of service."""
+        self.steps = 0
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._coming: dict[bytes, Sequence] = {}
+        """Pages that a running sequence is about to compute: a sequence that wants them waits rather than compute them twice."""
+        self._planned: dict[Sequence, Work] = {}
+        self._left = 0
+        self._score_left = 0
+
+    def add(self, seq: Sequence) -> None:
+        """Let `seq` wait for its turn."""
+        insort(self.waiting, seq, key=key_of)
+
+    def schedule(self) -> Step:
+        """Choose the rows of the next step and give them pages. A step without work: nothing can run."""
+        self.steps += 1
+        step = Step(self.steps)
+        planned = self._planned
+        planned.clear()
+        self._left = self.budget
+        self._score_left = self.score_rows
+        preempted = self.preemptions
+        behind: list[Sequence] = []
+        for seq in tuple(self.running):
+            if not seq.running:
+                continue
+            if len(seq.tokens) - seq.computed == 1:
+                self._plan(seq)
+            else:
+                behind.append(seq)
+        for seq in behind:
+            if seq.running:
+                self._plan(seq)
+        if self.waiting and self.preemptions == preempted:
+            self._admit()
+        step.work = list(planned.values())
+        if step.work:
+            step.width = max(len(work.seq.pages) for work in step.work)
+        if self.hub.wants("schedule"):
+            self.hub.emit(
+                "schedule",
+                {
+                    "step": step.number,
+                    "rows": [(work.seq.id, work.start, work.rows) for work in step.work],
+                    "running": len(self.running),
+                    "waiting": len(self.waiting),
+                    "pages_used": self.pool.used,
+                },
+            )
+        return step
+
+    def advance(self, work: Work) -> None:
+        """Record that the rows of `work` are computed, and offer the pages they filled to other prompts."""
+        seq, pool = work.seq, self.pool
+        seq.computed = work.start + work.rows
+        full = seq.computed // pool.page_size
+        if full > seq.published and pool.prefix_cache:
+            pool.digest_to(seq.digests, seq.tokens, full)
+            for index in range(seq.published, full):
+                digest = seq.digests[index]
+                pool.publish(seq.pages[index], digest, seq.tokens[index * pool.page_size : (index + 1) * pool.page_size])
+                if self._coming.get(digest) is seq:
+                    del self._coming[digest]
+            seq.published = full
+
+    def remove(self, seq: Sequence) -> None:
+        """Take `seq` out, running or waiting, and give its pages back."""
+        if seq.running:
+            self._leave(seq)
+        else:
+            self.waiting.remove(seq)
+
+    def _plan(self, seq: Sequence) -> None:
+        """Give `seq` as many rows as it lacks and the budget and the pages allow, perhaps none."""
+        start = seq.computed
+        lacking = len(seq.tokens) - start
+        rows = min(lacking, self._left)
+        if rows <= 0:
+            return
+        scores = seq.prompt_logprobs
+        score_from = score_rows = 0
+        if scores is not None and len(scores) < seq.prompt_len:
+            score_from = max(start, len(scores) - 1)
+            rows = min(rows, score_from + self._score_left - start)
+            if rows <= 0:
+                return
+        rows = self._grow(seq, rows)
+        if rows <= 0:
+            return
+        if scores is not None and len(scores) < seq.prompt_len:
+            score_rows = max(0, min(start + rows, seq.prompt_len - 1) - score_from)
+            self._score_left -= score_rows
+        sample = rows == lacking and len(seq.tokens) < seq.limit
+        self._planned[seq] = Work(seq, start, rows, sample, score_from, score_rows)
+        self._left -= rows
+
+    def _grow(self, seq: Sequence, rows: int) -> int:
+        """Give `seq` the pages of `rows` more tokens, taking them from the youngest if need be. Returns the rows that fit."""
+        pool = self.pool
+        have = len(seq.pages)
+        need = pool.pages_for(seq.computed + rows) - have
+        if need <= 0:
+            return rows
+        while need > pool.available:
+            victim = self.running[-1]
+            if victim is seq:
+                need = pool.available
+                rows = min(rows, (have + need) * pool.page_size - seq.computed)
+                break
+            self._preempt(victim)
+        if need:
+            pages = pool.take(need)
+            seq.pages += pages
+            self.tables.extend(seq, pages, have)
+        return rows
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take all pages of `seq`; it waits again and will compute its tokens, prompt and answer, anew."""
+        work = self._planned.pop(seq, None)
+        if work is not None:
+            self._left += work.rows
+            self._score_left += work.score_rows
+        if self.hub.wants("preempt"):
+            self.hub.emit("preempt", {"seq": seq, "computed": seq.computed})
+        self._leave(seq)
+        seq.computed = seq.published = 0
+        seq.preemptions += 1
+        self.preemptions += 1
+        self.add(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        seq.running = False
+        for digest in seq.digests[seq.published :]:
+            if self._coming.get(digest) is seq:
+                del self._coming[digest]
+        self.tables.close(seq)
+        self.pool.truncate(seq.pages, 0)
+
+    def _admit(self) -> None:
+        """Let the waiting run, in order, as long as there are places, rows and pages for all of their tokens."""
+        pool = self.pool
+        # Pages that the running still need for the tokens they have, and one more each, so that they do not soon preempt.
+        promised = sum(max(0, pool.pages_for(len(s.tokens)) - len(s.pages)) + 1 for s in self.running)
+        index = 0
+        while index < len(self.waiting) and self._left > 0 and len(self.running) < self.max_seqs:
+            seq = self.waiting[index]
+            known: list[int] = []
+            # A prompt whose logprobs are asked for is computed whole. One token always is, so that there are logits.
+            reusable = (len(seq.tokens) - 1) // pool.page_size
+            if pool.prefix_cache:
+                pool.digest_to(seq.digests, seq.tokens, reusable)
+                if seq.prompt_logprobs is None or len(seq.prompt_logprobs) >= seq.prompt_len:
+                    known = pool.match(seq.digests, seq.tokens, reusable)
+                    if len(known) < reusable and seq.digests[len(known)] in self._coming:
+                        pool.release(known)
+                        index += 1
+                        continue
+            need = pool.pages_for(len(seq.tokens)) - len(known)
+            if self.running and need + promised > pool.available:
+                pool.release(known)
+                return
+            del self.waiting[index]
+            self._enter(seq, known, reusable)
+            self._plan(seq)
+            promised += max(0, pool.pages_for(len(seq.tokens)) - len(seq.pages)) + 1
+
+    def _enter(self, seq: Sequence, known: list[int], reusable: int) -> None:
+        pool = self.pool
+        seq.pages = known
+        seq.published = len(known)
+        seq.computed = len(known) * pool.page_size
+        seq.running = True
+        self.tables.open(seq)
+        insort(self.running, seq, key=key_of)
+        if pool.prefix_cache:
+            for digest in seq.digests[len(known) : reusable]:
+                self._coming.setdefault(digest, seq)
+            self.prefix_queries += len(seq.tokens)
+            self.prefix_hits += seq.computed
+        if seq.scheduled_at is None:
+            seq.scheduled_at = time.monotonic()
+            seq.cached_tokens = min(seq.computed, seq.prompt_len)
+            if self.hub.wants("admit"):
+                waited = seq.scheduled_at - seq.queued_at
+                self.hub.emit("admit", {"seq": seq, "cached": seq.cached_tokens, "waited": waited})
+
+    def check(self) -> None:
+        """Raise EngineError if the pages and the running sequences do not agree."""
+        self.pool.check([seq.pages for seq in self.running])
+
+
+def key_of(seq: Sequence) -> tuple[int, int]:
+    """Order of service."""
+    return (seq.priority, seq.arrival)

@@ -1,0 +1,199 @@
+"""Worker: the one thread that owns an engine, and the way in and out of it.
+
+Law: a sequence crosses once each way. In: submit and abort put a word into the inbox, under one lock. Out: after each step one
+call_soon_threadsafe a loop carries all of its events. Without work the thread sleeps on a condition: no CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from pellucid.engine.engine import Engine
+from pellucid.engine.events import Event, FinishEvent
+from pellucid.engine.sequence import Sequence
+from pellucid.errors import CapacityError, EngineError, PellucidError
+
+Publish = Callable[[list[Event]], None]
+"""Takes the events of one sequence of one step, in order."""
+Delivery = list[tuple[Publish, list[Event]]]
+
+IDLE_CHECK_AFTER = 1.0
+"""Seconds without work after which the invariants are checked, once."""
+
+log = logging.getLogger("pellucid.engine")
+
+
+class Worker:
+    """Runs Engine.step on a thread of its own as long as there is work."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.last_step_time = time.monotonic()
+        """time.monotonic() when the thread last made progress."""
+        self.fault: str | None = None
+        """What the check of the invariants found when the engine was last idle; None: nothing."""
+        self._wake = threading.Condition()
+        self._inbox: list[Sequence | str] = []
+        self._homes: dict[str, tuple[Publish, asyncio.AbstractEventLoop | None]] = {}
+        """Where the events of each sequence go, from submit to its FinishEvent."""
+        self._closing = False
+        self._abort_at: float | None = None
+        self._working = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def pending(self) -> int:
+        """Sequences submitted and not yet finished."""
+        return len(self._homes)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        if self._thread is not None:
+            raise EngineError("the worker was already started")
+        self._thread = threading.Thread(target=self._run, name="pellucid-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 0.0) -> None:
+        """Take no more sequences, give those here `timeout` seconds to end, abort the rest, end the thread.
+
+        Every sequence gets its FinishEvent, as far as its loop still runs.
+        """
+        with self._wake:
+            self._closing = True
+            self._abort_at = time.monotonic() + timeout
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout + 60.0)
+
+    def submit(self, seq: Sequence, publish: Publish, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Hand a sequence to the engine. From any thread.
+
+        Args:
+            publish: called once a step with the events of this sequence.
+            loop: where publish is called; None: on the engine's thread, so it must be quick (a queue's put).
+
+        Raises: as Engine.check and Engine.add, at once; EngineError if the worker is not running.
+        """
+        self.engine.check(seq)
+        with self._wake:
+            if self._closing or not self.alive:
+                raise EngineError("the engine is shutting down or was not started; send the request to a running server")
+            if seq.id in self._homes:
+                raise EngineError(f"there is already a sequence {seq.id!r}; ids must be unique")
+            config = self.engine.config
+            if len(self._homes) >= config.max_seqs + config.max_queue:
+                raise CapacityError(
+                    f"{len(self._homes)} sequences run or wait, and no more may "
+                    f"(max_seqs={config.max_seqs}, max_queue={config.max_queue}); try again later"
+                )
+            self._homes[seq.id] = (publish, loop)
+            self._inbox.append(seq)
+            self._wake.notify()
+
+    def abort(self, seq_id: str) -> None:
+        """End a sequence before its next step; it gets its FinishEvent. An id that is not here is no error. Any thread."""
+        with self._wake:
+            if seq_id in self._homes:
+                self._inbox.append(seq_id)
+                self._wake.notify()
+
+    def stalled(self, seconds: float) -> bool:
+        """True if there is work and no step has ended for `seconds`, or the thread is gone without being stopped."""
+        if self._thread is not None and not self._thread.is_alive():
+            return not self._closing
+        return self._working and time.monotonic() - self.last_step_time > seconds
+
+    def _run(self) -> None:
+        while True:
+            inbox = self._wait()
+            if inbox is None:
+                return
+            events: list[Event] = []
+            for word in inbox:
+                if isinstance(word, str):
+                    self.engine.abort(word)
+                else:
+                    try:
+                        self.engine.add(word)
+                    except Exception as error:
+                        events.append(FinishEvent(word, "error", refusal(error)))
+            if self._abort_at is not None and time.monotonic() >= self._abort_at:
+                self.engine.abort_all()
+            events += self.engine.step()
+            self.last_step_time = time.monotonic()
+            self._publish(events)
+
+    def _wait(self) -> list[Sequence | str] | None:
+        """Return the inbox as soon as there is work; None: the worker was stopped and all is done."""
+        with self._wake:
+            checked = False
+            while not (self._inbox or self.engine.busy):
+                self._working = False
+                if self._closing:
+                    return None
+                if not self._wake.wait(None if checked else IDLE_CHECK_AFTER) and not checked:
+                    self._check()
+                    checked = True
+            if not self._working:
+                self._working = True
+                self.last_step_time = time.monotonic()
+            inbox, self._inbox = self._inbox, []
+            return inbox
+
+    def _check(self) -> None:
+        try:
+            self.engine.scheduler.check()
+            self.fault = None
+        except PellucidError as error:
+            self.fault = error.message
+            log.error("%s", error.message)
+
+    def _publish(self, events: list[Event]) -> None:
+        """Send each sequence's events home: one call a loop."""
+        if not events:
+            return
+        by_seq: dict[str, list[Event]] = {}
+        for event in events:
+            by_seq.setdefault(event.seq.id, []).append(event)
+        by_loop: dict[asyncio.AbstractEventLoop | None, Delivery] = {}
+        with self._wake:
+            for seq_id, own in by_seq.items():
+                home = self._homes.get(seq_id)
+                if home is not None:
+                    by_loop.setdefault(home[1], []).append((home[0], own))
+                    if isinstance(own[-1], FinishEvent):
+                        del self._homes[seq_id]
+        for loop, delivery in by_loop.items():
+            if loop is None:
+                deliver(delivery)
+                continue
+            try:
+                loop.call_soon_threadsafe(deliver, delivery)
+            except RuntimeError:  # the loop is closed: nobody is left to read
+                for _, own in delivery:
+                    self.engine.abort(own[-1].seq.id)
+
+
+def deliver(delivery: Delivery) -> None:
+    """Call each publish with its events; one that raises does not keep the others from theirs."""
+    for publish, events in delivery:
+        try:
+            publish(events)
+        except Exception:
+            log.exception("the receiver of sequence %s raised", events[-1].seq.id)
+
+
+def refusal(error: Exception) -> PellucidError:
+    """Return `error` as a typed one."""
+    if isinstance(error, PellucidError):
+        return error
+    return EngineError(f"the request could not be added ({type(error).__name__}: {error})")

@@ -1,0 +1,1 @@
+"""Probes: what may be watched, and the hub through which it is told."""
