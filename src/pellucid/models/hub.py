@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -67,9 +67,7 @@ def listing(source: HubSource) -> Listing:
         DownloadError: the hub cannot be reached or refuses.
     """
     with _hub_call(source):
-        from huggingface_hub import HfApi
-
-        info: Any = HfApi(endpoint=endpoint(), token=_token()).model_info(source.repo, files_metadata=True)
+        info = _api().model_info(source.repo, files_metadata=True)
     files: dict[str, tuple[int, str | None]] = {}
     for sibling in cast("list[Any]", info.siblings or []):
         if ".." in Path(sibling.rfilename).parts or sibling.rfilename.startswith("/"):
@@ -127,17 +125,7 @@ def fetch(found: Listing, choice: Choice, folder: Path) -> list[StoredFile]:
     brought: list[StoredFile] = []
     for name in choice.files:
         with _hub_call(choice.source):
-            import huggingface_hub
-
-            download = cast("Callable[..., object]", huggingface_hub.hf_hub_download)
-            download(
-                choice.source.repo,
-                name,
-                revision=found.commit,
-                local_dir=folder,
-                endpoint=endpoint(),
-                token=_token(),
-            )
+            _api().hf_hub_download(choice.source.repo, name, revision=found.commit, local_dir=folder)
         path = folder / name
         size, stated = found.files[name]
         if path.stat().st_size != size:
@@ -214,6 +202,12 @@ def _offer(heads: list[str]) -> str:
 
 def _readable_labels() -> str:
     return ", ".join(label for label in quants.LABELS if quants.readable(label))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=endpoint(), token=_token())
 
 
 def _token() -> str | None:

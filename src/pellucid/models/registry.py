@@ -1,7 +1,7 @@
 """The named models: one row says all that is known about a model before it is here.
 
-Law: the table is plain data, ordered from the least to the most capable. A digest stands here only when it was computed from
-the file; without one the file is checked against the digest the hub states for it. Sizes are rounded.
+Law: the table is plain data, ordered from the least to the most capable. A digest stands here only when it was computed
+from the file; without one the file is checked against the digest the hub states for it. Sizes are rounded.
 """
 
 from __future__ import annotations
