@@ -1,1 +1,111 @@
-// dispatch
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#ifdef PELLUCID_X86
+#include <cpuid.h>
+#endif
+
+namespace pellucid {
+namespace {
+
+#ifdef PELLUCID_X86
+
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+// __builtin_cpu_supports also asks whether the system saves the wide registers.
+struct Features {
+  bool avx2 = __builtin_cpu_supports("avx2");
+  bool fma = __builtin_cpu_supports("fma");
+  bool f16c = avx2 && has_f16c();
+  bool bmi2 = __builtin_cpu_supports("bmi2");
+  bool avx512f = __builtin_cpu_supports("avx512f");
+  bool avx512bw = __builtin_cpu_supports("avx512bw");
+  bool avx512dq = __builtin_cpu_supports("avx512dq");
+  bool avx512vl = __builtin_cpu_supports("avx512vl");
+  bool avx512vnni = __builtin_cpu_supports("avx512vnni");
+  bool avx512vbmi = __builtin_cpu_supports("avx512vbmi");
+  bool avx512bf16 = __builtin_cpu_supports("avx512bf16");
+
+  bool set_avx2() const { return avx2 && fma && f16c && bmi2; }
+  bool set_avx512() const {
+    return set_avx2() && avx512f && avx512bw && avx512dq && avx512vl && avx512vnni && avx512vbmi &&
+           avx512bf16;
+  }
+};
+
+const Features& features() {
+  static const Features found;
+  return found;
+}
+
+constexpr const char* kNames[] = {"avx512", "avx2", "scalar", nullptr};
+
+#else
+
+constexpr const char* kNames[] = {"scalar", nullptr};
+
+#endif
+
+const Kernels& choose() {
+  const char* wanted = std::getenv("PELLUCID_ISA");
+  if (wanted && *wanted) {
+    if (const Kernels* table = kernels_for(wanted)) return *table;
+    std::string usable;
+    for (const char* const* name = kNames; *name; ++name)
+      if (kernels_for(*name)) usable += (usable.empty() ? "" : ", ") + std::string(*name);
+    throw std::invalid_argument("PELLUCID_ISA=" + std::string(wanted) +
+                                " cannot be used on this machine; it can be one of: " + usable);
+  }
+  for (const char* const* name = kNames; *name; ++name)
+    if (const Kernels* table = kernels_for(*name)) return *table;
+  return scalar_kernels();
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+const Kernels* kernels_for(const char* isa) {
+#ifdef PELLUCID_X86
+  if (std::strcmp(isa, "avx512") == 0) return features().set_avx512() ? &avx512_kernels() : nullptr;
+  if (std::strcmp(isa, "avx2") == 0) return features().set_avx2() ? &avx2_kernels() : nullptr;
+#endif
+  return std::strcmp(isa, "scalar") == 0 ? &scalar_kernels() : nullptr;
+}
+
+const char* const* isa_names() { return kNames; }
+
+const CpuFeature* cpu_features() {
+#ifdef PELLUCID_X86
+  static const Features& f = features();
+  static const CpuFeature list[] = {
+      {"avx2", f.avx2},
+      {"fma", f.fma},
+      {"f16c", f.f16c},
+      {"bmi2", f.bmi2},
+      {"avx512f", f.avx512f},
+      {"avx512bw", f.avx512bw},
+      {"avx512dq", f.avx512dq},
+      {"avx512vl", f.avx512vl},
+      {"avx512vnni", f.avx512vnni},
+      {"avx512vbmi", f.avx512vbmi},
+      {"avx512bf16", f.avx512bf16},
+      {nullptr, false},
+  };
+#else
+  static const CpuFeature list[] = {{nullptr, false}};
+#endif
+  return list;
+}
+
+}  // namespace pellucid

@@ -1,0 +1,98 @@
+// Q6_K: superblocks of 256, value = (d * sc) * (q - 32), with an int8 sc for each 16.
+// Packed, a panel's superblock: 16 half d | 8 times: 4 vectors of low nibbles | 2 vectors of high pairs
+// (vector h, bits 2f..2f+1: codes k = 4(4h + f)..) | 16 int8 sc of the first 16 k | 16 of the second.
+// Arithmetic, for each 32, with i0 and i1 the dots of its halves less 32 * their sums:
+// acc = fma(fma(float(i1), d * sc1, float(i0) * (d * sc0)), a_scale, acc).
+#pragma once
+#include "formats/dots.h"
+
+namespace pellucid {
+namespace {
+
+template <class S>
+struct Q6_K {
+  static constexpr int kCols = 256;
+  static constexpr int kFileBytes = 210;
+  static constexpr int kSub = 256 + 128 + 32;
+  static constexpr int kBytes = 32 + 8 * kSub;
+
+  static PELLUCID_INLINE void pack(const uint8_t* block, int lane, uint8_t* p) {
+    put_half(p, lane, block + 208);
+    for (int s = 0; s < 8; ++s) {
+      uint8_t* sub = p + 32 + kSub * s;
+      const int half = s / 4, quarter = s % 4;
+      const uint8_t* low = block + 64 * half + 32 * (quarter % 2);
+      const uint8_t* high = block + 128 + 32 * half;
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t first = word_at(low + 4 * j) >> (quarter < 2 ? 0 : 4);
+        const uint32_t second = word_at(low + 16 + 4 * j) >> (quarter < 2 ? 0 : 4);
+        put_word(sub, j, lane, (first & kLowNibbles) | (second & kLowNibbles) << 4);
+      }
+      for (int h = 0; h < 2; ++h) {
+        uint32_t pairs = 0;
+        for (int f = 0; f < 4; ++f)
+          pairs |= (word_at(high + 4 * (4 * h + f)) >> 2 * quarter & 0x03030303u) << 2 * f;
+        put_word(sub + 256, h, lane, pairs);
+      }
+      sub[384 + lane] = block[192 + 2 * s];
+      sub[400 + lane] = block[192 + 2 * s + 1];
+    }
+  }
+
+  static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {
+    const float d = half_at(p, lane);
+    for (int s = 0; s < 8; ++s) {
+      const uint8_t* sub = p + 32 + kSub * s;
+      for (int k = 0; k < 32; ++k) {
+        const int j = k / 4;
+        const int pair = sub[256 + 64 * (j / 4) + 4 * lane + k % 4] >> 2 * (j % 4) & 3;
+        const int8_t sc = static_cast<int8_t>(sub[384 + 16 * (k / 16) + lane]);
+        out[32 * s + k] =
+            (d * static_cast<float>(sc)) * static_cast<float>((nibble(sub, lane, k) | pair << 4) - 32);
+      }
+    }
+  }
+
+  template <int NR>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
+                                         typename S::F (&acc)[NR]) {
+    using F = typename S::F;
+    const F d = S::load_f16(halves(p));
+    p += 32;
+    for (int s = 0; s < 8; ++s, p += kSub) {
+      const int64_t b = 8 * block + s;
+      F part[NR];
+      {
+        Dots<S, NR> dots;
+        dots.start_half(a, b, 0, 32);
+        const typename S::B pairs = S::load_b(p + 256);
+        dots.add(S::or_b(S::low4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 0);
+        dots.add(S::or_b(S::low4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 1);
+        dots.add(S::or_b(S::low4(S::load_b(p + 128)), S::template bits<4, 2, 4>(pairs)), a, b, 2);
+        dots.add(S::or_b(S::low4(S::load_b(p + 192)), S::template bits<6, 2, 4>(pairs)), a, b, 3);
+        const F scale = S::mul(d, S::load_i8(signed_bytes(p + 384)));
+        PELLUCID_UNROLL
+        for (int i = 0; i < NR; ++i) part[i] = S::mul(S::cvt(dots.v[i]), scale);
+      }
+      Dots<S, NR> dots;
+      dots.start_half(a, b, 1, 32);
+      const typename S::B pairs = S::load_b(p + 320);
+      dots.add(S::or_b(S::high4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 4);
+      dots.add(S::or_b(S::high4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 5);
+      dots.add(S::or_b(S::high4(S::load_b(p + 128)), S::template bits<4, 2, 4>(pairs)), a, b, 6);
+      dots.add(S::or_b(S::high4(S::load_b(p + 192)), S::template bits<6, 2, 4>(pairs)), a, b, 7);
+      const F scale = S::mul(d, S::load_i8(signed_bytes(p + 400)));
+      PELLUCID_UNROLL
+      for (int i = 0; i < NR; ++i)
+        acc[i] = S::fma(S::fma(S::cvt(dots.v[i]), scale, part[i]), S::set1(a.scale(i, b)), acc[i]);
+    }
+  }
+
+ private:
+  static PELLUCID_INLINE const int8_t* signed_bytes(const uint8_t* p) {
+    return static_cast<const int8_t*>(static_cast<const void*>(p));
+  }
+};
+
+}  // namespace
+}  // namespace pellucid

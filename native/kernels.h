@@ -1,0 +1,57 @@
+// The table of kernels, one for each instruction set. Law: the bits of an output depend on the weights and on
+// its own row of activations only, never on the number of rows, the tile or the thread; and they are equal in
+// every set.
+#pragma once
+#include <cstdint>
+
+#include "row_kernels.h"
+
+namespace pellucid {
+
+constexpr int kPanel = 16;  // weight rows in a panel: the lanes of a vector
+constexpr int kBlock = 32;  // activations that share a scale
+
+enum class Format : int { f32, f16, bf16, q4_0, q4_1, q5_0, q8_0, q4_k, q6_k, count };
+constexpr int kFormats = static_cast<int>(Format::count);
+
+// out[t, r] = residual[t, r] + (bias[r] + sum over k of w[r, k] * x[t, k]), added in that order; absent terms
+// are left out. Rows r are those of the panels [panel0, panel1) that lie below `rows`.
+struct LinearArgs {
+  const uint8_t* w;  // packed panels, the first at panel 0
+  int rows, cols;
+  int panel0, panel1;
+  int tokens;
+  const uint8_t* x;  // quantised rows for quantised formats, float rows for f32, f16 and bf16
+  int64_t x_stride;  // bytes
+  float* out;
+  int64_t out_stride;     // floats
+  const float* bias;      // rows floats, or null
+  const float* residual;  // or null; may be `out` itself
+  int64_t residual_stride;
+};
+
+// A quantised row of `cols` activations (a multiple of 32):
+//   int8 codes[cols] | float scales[cols / 32] | float mins[cols / 32] | int32 sums[cols / 16]
+// where sums are of 16 codes and mins are scale * sum over the block. Padded to 64 bytes.
+static constexpr int64_t quant_row_bytes(int cols) {
+  return (static_cast<int64_t>(cols) + cols / 32 * 8 + cols / 16 * 4 + 63) / 64 * 64;
+}
+
+struct Kernels {
+  const char* name;
+  void (*linear[kFormats])(const LinearArgs&);
+  // x of `cols` floats to a quantised row. A block that holds a NaN or an infinity makes every output of its
+  // row NaN.
+  void (*quantize)(const float* x, int cols, uint8_t* row);
+  // One row of packed weights as `cols` floats.
+  void (*unpack_row[kFormats])(const uint8_t* packed, int rows, int cols, int row, float* out);
+  RowKernels rows;
+};
+
+const Kernels& scalar_kernels();
+#ifdef PELLUCID_X86
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace pellucid

@@ -1,0 +1,27 @@
+// Fills the table of one instruction set; the last thing each isa_*.cpp includes. Formats stand in the enum's
+// order.
+#pragma once
+#include "kernels.h"
+#include "matmul.h"
+#include "quantize.h"
+
+namespace pellucid {
+namespace {
+
+template <class S>
+constexpr Kernels make_table() {
+  return {
+      .name = S::kName,
+      .linear = {linear<FloatTile<S, F32<S>>>, linear<FloatTile<S, F16<S>>>, linear<FloatTile<S, BF16<S>>>,
+                 linear<QuantizedTile<S, Q4_0<S>>>, linear<QuantizedTile<S, Q4_1<S>>>,
+                 linear<QuantizedTile<S, Q5_0<S>>>, linear<QuantizedTile<S, Q8_0<S>>>,
+                 linear<QuantizedTile<S, Q4_K<S>>>, linear<QuantizedTile<S, Q6_K<S>>>},
+      .quantize = quantize<S>,
+      .unpack_row = {unpack_floats<F32<S>>, unpack_floats<F16<S>>, unpack_floats<BF16<S>>,
+                     unpack_quantized<Q4_0<S>>, unpack_quantized<Q4_1<S>>, unpack_quantized<Q5_0<S>>,
+                     unpack_quantized<Q8_0<S>>, unpack_quantized<Q4_K<S>>, unpack_quantized<Q6_K<S>>},
+  };
+}
+
+}  // namespace
+}  // namespace pellucid
