@@ -1,0 +1,451 @@
+"""LLM: a model, its tokenizer and an engine in one object, for Python.
+
+Law: text and ids go in, results come out; everything between is the engine's. A call submits its sequences to the one
+thread that owns the engine, turns events into results, and in whatever way it ends (done, an error, Ctrl-C, a stream
+that is thrown away) takes back what it submitted: pages return as soon as the step that runs has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Self, cast
+
+from pellucid.answers import Answer
+from pellucid.checkpoint.open import Checkpoint, open_checkpoint
+from pellucid.config import EngineConfig
+from pellucid.devices.base import Device
+from pellucid.engine.engine import Engine
+from pellucid.engine.events import Event
+from pellucid.engine.worker import Worker
+from pellucid.errors import CapacityError, EngineError, RequestError
+from pellucid.models.spec import ModelSpec
+from pellucid.results import Chunk, RequestOutput, ScoreResult
+from pellucid.sampling.params import SamplingParams
+from pellucid.text.chat import ChatTemplate, encode_rendered
+from pellucid.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""Text, or token ids that are taken as they are."""
+Message = Mapping[str, Any]
+"""A chat message: role and content, and what the model's template knows beyond these."""
+Params = SamplingParams | Sequence[SamplingParams]
+
+DEFAULT_MAX_TOKENS = 512
+DEFAULT_PARAMS = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=DEFAULT_MAX_TOKENS)
+"""What a call samples with that says nothing: lively but sound; 512 tokens, or what the context leaves."""
+
+
+class LLM:
+    """A loaded model that generates, chats, streams and scores.
+
+    Calls from several threads are safe, and run together in one batch. A request's answer depends on its own tokens,
+    parameters and seed alone.
+
+    Args:
+        model: a name of the registry ("smollm2"), a Hugging Face repository ("org/repo", "org/repo:Q4_K_M"), a .gguf
+            file or a folder. Pulled on first use.
+        threads: threads of the CPU pool; None: every core this process may run on.
+        ctx: longest sequence in tokens, prompt and answer; None: the model's own, at most 4096.
+        kv: format of the KV cache, "f16" or "q8_0".
+        max_seqs: sequences that run together.
+        token_budget: rows of one step, over all sequences.
+        prefix_cache: keep keys and values of finished prompts for those that begin alike.
+        seed: seed of requests that bring none; None: drawn for each, and recorded on its result.
+        isa: "scalar", "avx2" or "avx512"; None: the best this processor has.
+        progress: show progress on stderr while pulling and loading; None: when stderr is a terminal.
+
+    Raises:
+        ModelNotFoundError, DownloadError, ModelFileError, UnsupportedModelError, MemoryPlanError, ConfigError.
+    """
+
+    name: str
+    """The model as it was asked for."""
+    checkpoint: Checkpoint | None
+    """The open model file; None if the parts were made elsewhere."""
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    device: Device
+    engine: Engine
+    config: EngineConfig
+    """With every value resolved."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "smollm2",
+        *,
+        threads: int | None = None,
+        ctx: int | None = None,
+        kv: str = "f16",
+        max_seqs: int = 64,
+        token_budget: int = 512,
+        prefix_cache: bool = True,
+        seed: int | None = None,
+        isa: str | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        from pellucid.devices.cpu import CpuDevice
+        from pellucid.models.pull import resolve
+
+        config = EngineConfig(
+            model=os.fspath(model),
+            threads=threads,
+            ctx=ctx,
+            kv=kv,
+            max_seqs=max_seqs,
+            token_budget=token_budget,
+            prefix_cache=prefix_cache,
+            seed=seed,
+            isa=isa,
+        )
+        checkpoint = open_checkpoint(resolve(config.model, progress=_shown(progress)))
+        try:
+            source = checkpoint.tokenizer
+            tokenizer = Tokenizer.from_source(source)
+            template = ChatTemplate.from_source(source, tokenizer)
+            device = CpuDevice.load(checkpoint, config)
+        except BaseException:
+            checkpoint.close()
+            raise
+        self._build(config.model, tokenizer, template, device, device.config, checkpoint)
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, template: ChatTemplate, device: Device, config: EngineConfig, name: str = "model"
+    ) -> Self:
+        """An LLM of parts that were made elsewhere; `config` must be resolved."""
+        llm = cls.__new__(cls)
+        llm._build(name, tokenizer, template, device, config, None)
+        return llm
+
+    def _build(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        device: Device,
+        config: EngineConfig,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.name, self.tokenizer, self.template = name, tokenizer, template
+        self.device, self.config, self.checkpoint = device, config, checkpoint
+        self.engine = Engine(device, config=config)
+        self._worker: Worker | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's architecture."""
+        if self.checkpoint is None:
+            raise RequestError("this LLM was made of parts and has no checkpoint, so no spec")
+        return self.checkpoint.spec
+
+    @property
+    def worker(self) -> Worker:
+        """The one thread that owns the engine, started when it is first asked for. The server submits to it, too."""
+        with self._starting:
+            if self._closed:
+                raise RequestError("this LLM is closed; make a new one")
+            if self._worker is None:
+                self._worker = Worker(self.engine)
+                self._worker.start()
+                self._end = weakref.finalize(self, Worker.stop, self._worker)
+            return self._worker
+
+    # -- what a model is asked to do -------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params | None = None, *, progress: bool | None = None
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many; the results come in the order of the prompts.
+
+        Args:
+            prompts: text, token ids, or a list of these.
+            params: one for all, or one for each prompt; None: DEFAULT_PARAMS.
+            progress: show a bar on stderr; None: for two or more prompts when stderr is a terminal.
+
+        Raises:
+            RequestError: a prompt or a parameter that cannot be served; nothing is generated then.
+            ContextLengthError: a prompt and its answer do not fit the context.
+        """
+        many = _prompts(prompts)
+        return self._complete([self._of_prompt(prompt) for prompt in many], params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        Args:
+            messages: a list of {"role": ..., "content": ...}, or a list of such lists.
+            params: one for all, or one for each conversation; None: DEFAULT_PARAMS.
+            tools: JSON schemas of functions, for templates that know tools.
+            progress: as in `generate`.
+
+        Raises:
+            RequestError: the model has no template, or its template refuses the messages; and as in `generate`.
+        """
+        return self._complete([self._of_chat(one, tools) for one in _conversations(messages)], params, progress)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Generator[Chunk, None, RequestOutput]:
+        """Continue a prompt, or answer a conversation, chunk by chunk; the generator returns the whole result.
+
+        Closing the generator ends the request and gives its memory back.
+        """
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            text, ids = self._of_chat(cast("Sequence[Message]", prompt), tools)
+        else:
+            text, ids = self._of_prompt(cast("Prompt", prompt))
+        return self._stream(self._answer(text, ids, params))
+
+    def score(self, prompt: Prompt) -> ScoreResult:
+        """How likely each token of a text is, given those before it. A text gets the tokenizer's BOS, ids none."""
+        text, ids = self._of_prompt(prompt)
+        params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1, seed=0)
+        answer = self._answer(text, ids, params)
+        with self._running([answer]) as step:
+            while not answer.output.finished:
+                step()
+        if answer.output.error is not None:
+            raise EngineError(f"the text could not be scored: {answer.output.error}")
+        logprobs: list[float | None] = []
+        ranks: list[int | None] = []
+        for token, entry in zip(ids, answer.output.prompt_logprobs or [], strict=True):
+            logprobs.append(None if entry is None else entry[token].logprob)
+            ranks.append(None if entry is None else entry[token].rank)
+        return ScoreResult(ids, [self.tokenizer.decode([i], skip_special=False) for i in ids], logprobs, ranks)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text. Spellings of control tokens are text unless `parse_special`."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def tokenize_chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation as the model's template writes it, the beginning of an answer included."""
+        return self._of_chat(messages, tools)[1]
+
+    def room(self, prompt_tokens: int, most: int = DEFAULT_MAX_TOKENS) -> int:
+        """Tokens that an answer to such a prompt may have: what the context leaves, at most `most`, at least 1."""
+        return max(1, min(most, self.device.context - prompt_tokens))
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        self._check_ids(ids)
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let the model go. Calls that still run in other threads end early, with finish_reason "abort"."""
+        with self._starting:
+            if self._closed:
+                return
+            self._closed = True
+        if self._worker is not None:
+            self._end()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, threads={self.config.threads}, ctx={self.config.ctx}, kv={self.config.kv!r})"
+
+    # -- from prompts to answers -----------------------------------------------------------------------------------
+
+    def _of_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer.encode(prompt)
+        else:
+            text, ids = None, list(prompt)
+            self._check_ids(ids)
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token", param="prompt")
+        return text, ids
+
+    def _of_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> tuple[str, list[int]]:
+        if self.template.source is None:
+            raise RequestError(
+                f"{self.name} has no chat template, so it cannot chat; use generate() or stream() with text",
+                param="messages",
+            )
+        rendered = self.template.render(
+            [dict(message) for message in messages], tools=None if tools is None else [dict(tool) for tool in tools]
+        )
+        return rendered.text, encode_rendered(self.tokenizer, rendered)
+
+    def _check_ids(self, ids: Sequence[object]) -> None:
+        size = self.tokenizer.vocab_size
+        for place, token in enumerate(ids):
+            if type(token) is not int or not 0 <= token < size:
+                raise RequestError(
+                    f"token {place} of the prompt is {token!r}; token ids are whole numbers from 0 to {size - 1}",
+                    param="prompt",
+                )
+
+    def _answer(self, text: str | None, ids: list[int], params: SamplingParams | None) -> Answer:
+        if params is None:
+            params = replace(DEFAULT_PARAMS, max_tokens=self.room(len(ids)))
+        seed = next((s for s in (params.seed, self.config.seed) if s is not None), None)
+        if seed is None:
+            seed = secrets.randbits(53)
+        return Answer(self.tokenizer, text, ids, params, seed)
+
+    def _complete(
+        self, prompts: list[tuple[str | None, list[int]]], params: Params | None, progress: bool | None
+    ) -> list[RequestOutput]:
+        each = _params(params, len(prompts))
+        answers = [self._answer(text, ids, one) for (text, ids), one in zip(prompts, each, strict=True)]
+        show = _shown(progress) if progress is not None or len(answers) > 1 else False
+        with self._running(answers) as step, _bar(len(answers), show) as tick:
+            done = 0
+            while done < len(answers):
+                done += sum(answer.output.finished for answer in step())
+                if show:
+                    tick(done, sum(answer.generated for answer in answers))
+        return [answer.output for answer in answers]
+
+    def _stream(self, answer: Answer) -> Generator[Chunk, None, RequestOutput]:
+        with self._running([answer]) as step:
+            while not answer.output.finished:
+                step()
+                yield from answer.chunks()
+        return answer.output
+
+    @contextmanager
+    def _running(self, answers: Sequence[Answer]) -> Iterator[Callable[[], Iterable[Answer]]]:
+        """Have the answers' sequences computed, as many at a time as the engine takes.
+
+        The value waits for the next events, takes them in and returns the answers they were for.
+        """
+        worker = self.worker
+        todo = deque((answer, seq) for answer in answers for seq in answer.sequences)
+        for _, seq in todo:
+            self.engine.check(seq)
+        inbox: SimpleQueue[list[Event]] = SimpleQueue()
+        live: dict[str, Answer] = {}
+        most = self.config.max_seqs + min(self.config.max_queue, self.config.max_seqs)
+
+        def step() -> Iterable[Answer]:
+            while todo and len(live) < most:
+                answer, seq = todo[0]
+                live[seq.id] = answer
+                try:
+                    worker.submit(seq, inbox.put)
+                except CapacityError:
+                    del live[seq.id]
+                    if not live:
+                        raise
+                    break
+                todo.popleft()
+            touched: dict[int, Answer] = {}
+            for event in _next(inbox, worker):
+                answer = live.get(event.seq.id)
+                if answer is not None:
+                    touched[id(answer)] = answer
+                    if answer.take(event):
+                        del live[event.seq.id]
+                        worker.abort(event.seq.id)  # has ended already, unless a stop string was met
+            return touched.values()
+
+        try:
+            yield step
+        finally:
+            for seq_id in live:
+                worker.abort(seq_id)
+
+
+def _next(inbox: SimpleQueue[list[Event]], worker: Worker) -> list[Event]:
+    """All events that are there; wait for some if there are none."""
+    while True:
+        try:
+            events = inbox.get(timeout=1.0)
+            break
+        except Empty:
+            if not worker.alive:
+                raise EngineError("the engine has stopped, so this call cannot end; make a new LLM") from None
+    while not inbox.empty():
+        events = events + inbox.get()
+    return events
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if not messages:
+        raise RequestError("messages is empty; give at least one", param="messages")
+    if isinstance(messages[0], Mapping):
+        return [cast("Sequence[Message]", messages)]
+    return list(cast("Sequence[Sequence[Message]]", messages))
+
+
+def _params(params: Params | None, count: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} sampling parameters for {count} prompts; give one, or one for each", param="params"
+        )
+    return list(params)
+
+
+def _shown(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+@contextmanager
+def _bar(total: int, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; the value sets prompts done and tokens generated."""
+    if not show:
+        yield lambda done, tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("prompts", total=total, rate="")
+
+        def tick(done: int, tokens: int) -> None:
+            elapsed = bar.tasks[0].elapsed or 0.0
+            bar.update(task, completed=done, rate=f"{tokens / elapsed:.0f} tok/s" if elapsed > 0 else "")
+
+        yield tick
