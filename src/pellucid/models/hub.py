@@ -92,18 +92,18 @@ def choose(found: Listing, source: HubSource) -> Choice:
     if source.file is not None:
         if source.file not in heads:
             raise ModelNotFoundError(f"{source.repo} has no file {source.file}; {_offer(heads)}")
-        return _gguf(found, source, source.file)
+        return _gguf(found, heads, source, source.file)
     if source.quant is not None:
         of_quant = sorted((f for f in heads if quants.quant_of(f) == source.quant), key=len)
         if not of_quant:
             raise ModelNotFoundError(f"{source.repo} has no file of quantization {source.quant}; {_offer(heads)}")
-        return _gguf(found, source, of_quant[0])
+        return _gguf(found, heads, source, of_quant[0])
     good = sorted(
         (f for f in heads if quants.readable(quants.quant_of(f))),
         key=lambda f: (quants.rank(quants.quant_of(f)), len(f)),
     )
     if good:
-        return _gguf(found, source, good[0])
+        return _gguf(found, heads, source, good[0])
     if heads:
         raise UnsupportedModelError(
             f"Pellucid reads no file of {source.repo}: {_offer(heads)}; look for a repository with one of "
@@ -162,7 +162,7 @@ def check_room(folder: Path, nbytes: int) -> None:
         )
 
 
-def _gguf(found: Listing, source: HubSource, main: str) -> Choice:
+def _gguf(found: Listing, heads: list[str], source: HubSource, main: str) -> Choice:
     quant = quants.quant_of(main)
     if not quants.readable(quant):
         raise UnsupportedModelError(
@@ -175,7 +175,7 @@ def _gguf(found: Listing, source: HubSource, main: str) -> Choice:
         files = [f"{stem}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
         if missing := [f for f in files if f not in found.files]:
             raise ModelNotFoundError(f"{source.repo} lacks {missing[0]}, one of {count} parts of the model")
-    same = [f for f in found.files if quants.quant_of(f) == quant and f not in files and not _ASIDE.search(f)]
+    same = [f for f in heads if quants.quant_of(f) == quant and f not in files]
     known = HubSource(source.repo, file=main) if same or quant is None else HubSource(source.repo, quant=quant)
     return Choice(HubSource(known.repo, known.file, known.quant, source.sha256), main, tuple(files))
 

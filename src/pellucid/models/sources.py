@@ -113,7 +113,7 @@ def unknown_name(name: str) -> ModelNotFoundError:
     close = difflib.get_close_matches(name.lower().replace(":", "-"), registry.BY_NAME, n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(close)}?" if close else ";"
     return ModelNotFoundError(
-        f"no model is named {name!r}{meant} `pellucid ls --all` lists the names, org/repo takes one from the "
+        f"no model is named {name[:80]!r}{meant} `pellucid ls --all` lists the names, org/repo takes one from the "
         "Hugging Face hub, and a path opens a .gguf file or a model folder"
     )
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pellucid.errors import DownloadError, ModelFileError
+from pellucid.errors import DownloadError, ModelFileError, PellucidError
 from pellucid.models import registry, sources
 from pellucid.models.sources import HubSource, PackageSource, Source
 
@@ -109,7 +109,7 @@ def entries() -> list[Entry]:
     """Every whole model, by name. Folders without a readable model.json are no models."""
     found: list[Entry] = []
     for manifest in root().glob("*/" + _MANIFEST):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PellucidError):
             found.append(_read(manifest))
     return sorted(found, key=lambda e: e.name.lower())
 

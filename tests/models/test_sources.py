@@ -1,0 +1,136 @@
+"""What a person writes is read as what they meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pellucid.errors import ConfigError, ModelNotFoundError
+from pellucid.models import quants, registry, sources
+from pellucid.models.sources import HubSource, PackageSource, PathSource, parse
+
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("org/repo", HubSource("org/repo")),
+        ("hf:org/repo", HubSource("org/repo")),
+        ("org/repo:q4_k_m", HubSource("org/repo", quant="Q4_K_M")),
+        ("org/repo/file.gguf", HubSource("org/repo", file="file.gguf")),
+        ("org/repo/deep/er/file-Q8_0.gguf", HubSource("org/repo", file="deep/er/file-Q8_0.gguf")),
+        (f"org/repo:Q8_0#sha256={DIGEST}", HubSource("org/repo", quant="Q8_0", sha256=DIGEST)),
+        ("pypi:a", PackageSource(("a",))),
+        ("pypi:a==1.0+b-part2==1.0", PackageSource(("a==1.0", "b-part2==1.0"))),
+        (f"pypi:a==1#sha256={DIGEST.upper()}", PackageSource(("a==1",), DIGEST)),
+    ],
+)
+def test_spellings(text: str, source: sources.Source) -> None:
+    assert parse(text) == source
+
+
+def test_spellings_round_trip() -> None:
+    for text in ("org/repo", "org/repo:Q4_K_M", "org/repo/a/b.gguf", "pypi:a==1.0+b==2"):
+        assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["qwen3-4b", "qwen3:4b", " Qwen3-4B "])
+def test_names_are_read_kindly(text: str) -> None:
+    assert parse(text) == HubSource("Qwen/Qwen3-4B-GGUF", quant="Q4_K_M")
+
+
+def test_a_path_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "repo").mkdir(parents=True)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    assert parse("org/repo") == PathSource(Path("org/repo"))
+    assert parse("m.gguf") == PathSource(Path("m.gguf"))
+    assert parse(str(tmp_path / "m.gguf")) == PathSource(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("text", "needle"),
+    [
+        ("", "empty"),
+        ("smolm2", "did you mean smollm2"),
+        ("xyzzy", "pellucid ls --all"),
+        ("./nowhere.gguf", "no file or folder"),
+        ("/nowhere/at/all", "no file or folder"),
+        ("nowhere.gguf", "no file nowhere.gguf"),
+        ("org/repo/x.bin", "neither"),
+        ("org/../repo/x.gguf", "neither"),
+        ("org/repo/../../x.gguf", "neither"),
+        ("org/repo:Q4 K", "neither"),
+        ("-org/repo", "neither"),
+        ("https://huggingface.co/org/repo", "no model is named"),
+        ("a\0b", "no model is named"),
+        ("x" * 5000, "no model is named"),
+    ],
+)
+def test_what_is_none_of_these_is_said(text: str, needle: str) -> None:
+    with pytest.raises(ModelNotFoundError) as e:
+        parse(text)
+    assert needle in e.value.message
+    assert "\n" not in e.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pypi:",
+        "pypi:--index-url=http://evil",
+        "pypi:a==1.0+",
+        "pypi:a @ http://evil/x.whl",
+        "pypi:../a",
+        "pypi:-r x",
+        "org/repo#sha256=12",
+        "org/repo#md5=" + DIGEST,
+    ],
+)
+def test_sources_that_are_not_well_formed(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(text)
+
+
+def test_the_registry_is_sound() -> None:
+    assert registry.DEFAULT in registry.BY_NAME
+    assert len(registry.BY_NAME) == len(registry.MODELS)
+    for row in registry.MODELS:
+        source = sources.row_source(row)
+        assert sources.row_of(source) == row
+        assert row.name == row.name.lower()
+        assert ":" not in row.name
+        assert row.family in ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+        assert row.sha256 is None or len(row.sha256) == 64
+        if isinstance(source, HubSource):
+            assert quants.readable(source.quant), row.name
+        if row.gated:
+            assert row.alternative is not None
+            assert not registry.BY_NAME[row.alternative].gated
+    assert not registry.BY_NAME[registry.OPEN_ALTERNATIVE].gated
+
+
+@pytest.mark.parametrize(
+    ("file", "quant"),
+    [
+        ("qwen2.5-0.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", "Q4_K_M"),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
+        ("gemma-3-1b-it-Q8_0.gguf", "Q8_0"),
+        ("x-fp16.gguf", "F16"),
+        ("BF16/x-BF16-00001-of-00003.gguf", "BF16"),
+        ("x-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("x-IQ4_XS.gguf", "IQ4_XS"),
+        ("model.gguf", None),
+        ("llama-3.2-1b.gguf", None),
+    ],
+)
+def test_quantizations_are_read_off_names(file: str, quant: str | None) -> None:
+    assert quants.quant_of(file) == quant
+
+
+def test_readable_follows_the_table_of_formats() -> None:
+    assert all(quants.readable(q) for q in ("Q4_K_M", "Q8_0", "Q4_0", "F16", "BF16", "F32", None))
+    assert not any(quants.readable(q) for q in ("Q2_K", "IQ4_XS", "UD-Q4_K_XL", "MXFP4"))
