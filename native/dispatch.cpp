@@ -30,8 +30,6 @@ struct Features {
   bool avx512dq = __builtin_cpu_supports("avx512dq");
   bool avx512vl = __builtin_cpu_supports("avx512vl");
   bool avx512vnni = __builtin_cpu_supports("avx512vnni");
-  bool avx512vbmi = __builtin_cpu_supports("avx512vbmi");
-  bool avx512bf16 = __builtin_cpu_supports("avx512bf16");
 
   bool set_avx2() const { return avx2 && fma && f16c && bmi2; }
   bool set_avx512() const {
@@ -89,17 +87,9 @@ const CpuFeature* cpu_features() {
 #ifdef PELLUCID_X86
   static const Features& f = features();
   static const CpuFeature list[] = {
-      {"avx2", f.avx2},
-      {"fma", f.fma},
-      {"f16c", f.f16c},
-      {"bmi2", f.bmi2},
-      {"avx512f", f.avx512f},
-      {"avx512bw", f.avx512bw},
-      {"avx512dq", f.avx512dq},
-      {"avx512vl", f.avx512vl},
-      {"avx512vnni", f.avx512vnni},
-      {"avx512vbmi", f.avx512vbmi},
-      {"avx512bf16", f.avx512bf16},
+      {"avx2", f.avx2},         {"fma", f.fma},           {"f16c", f.f16c},
+      {"bmi2", f.bmi2},         {"avx512f", f.avx512f},   {"avx512bw", f.avx512bw},
+      {"avx512dq", f.avx512dq}, {"avx512vl", f.avx512vl}, {"avx512vnni", f.avx512vnni},
       {nullptr, false},
   };
 #else

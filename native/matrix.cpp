@@ -1,0 +1,110 @@
+#include "matrix.h"
+
+#include <climits>
+#include <cstring>
+#include <stdexcept>
+
+#include "simd/scalar.h"
+//
+#include "formats/floats.h"
+#include "formats/q4_0.h"
+#include "formats/q4_1.h"
+#include "formats/q4_k.h"
+#include "formats/q5_0.h"
+#include "formats/q6_k.h"
+#include "formats/q8_0.h"
+
+namespace pellucid {
+namespace {
+
+using S = simd::Scalar;
+
+template <class Fmt>
+void repack_blocks(const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0, int panel1,
+                   uint8_t* dst) {
+  const int64_t blocks = cols / Fmt::kCols;
+  for (int panel = panel0; panel < panel1; ++panel) {
+    const int first = panel * kPanel;
+    const int n = rows - first < kPanel ? rows - first : kPanel;
+    const uint8_t* from = src + first * src_row_bytes;
+    uint8_t* p = dst + panel * blocks * Fmt::kBytes;
+    if (n < kPanel) std::memset(p, 0, static_cast<size_t>(blocks * Fmt::kBytes));
+    for (int64_t b = 0; b < blocks; ++b, p += Fmt::kBytes, from += Fmt::kFileBytes)
+      for (int lane = 0; lane < n; ++lane) Fmt::pack(from + lane * src_row_bytes, lane, p);
+  }
+}
+
+template <class Fmt>
+void repack_floats(const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0, int panel1,
+                   uint8_t* dst) {
+  constexpr int64_t kSize = sizeof(typename Fmt::Element);
+  for (int panel = panel0; panel < panel1; ++panel) {
+    const int first = panel * kPanel;
+    const int n = rows - first < kPanel ? rows - first : kPanel;
+    const uint8_t* from = src + first * src_row_bytes;
+    uint8_t* p = dst + panel * static_cast<int64_t>(cols) * kPanel * kSize;
+    if (n < kPanel) std::memset(p, 0, static_cast<size_t>(cols * kPanel * kSize));
+    for (int64_t k = 0; k < cols; ++k, p += kPanel * kSize, from += kSize)
+      for (int lane = 0; lane < n; ++lane) std::memcpy(p + lane * kSize, from + lane * src_row_bytes, kSize);
+  }
+}
+
+struct Row {
+  FormatInfo info;
+  void (*repack)(const uint8_t*, int64_t, int, int, int, int, uint8_t*);
+};
+
+template <class Fmt>
+constexpr Row blocks(const char* name) {
+  return {{name, Fmt::kCols, Fmt::kFileBytes, Fmt::kBytes, true}, repack_blocks<Fmt>};
+}
+
+template <class Fmt>
+constexpr Row floats(const char* name) {
+  constexpr int size = sizeof(typename Fmt::Element);
+  return {{name, 1, size, kPanel * size, false}, repack_floats<Fmt>};
+}
+
+// In the order of the enum.
+constexpr Row kRows[kFormats] = {
+    floats<F32<S>>("f32"),   floats<F16<S>>("f16"),   floats<BF16<S>>("bf16"),
+    blocks<Q4_0<S>>("q4_0"), blocks<Q4_1<S>>("q4_1"), blocks<Q5_0<S>>("q5_0"),
+    blocks<Q8_0<S>>("q8_0"), blocks<Q4_K<S>>("q4_k"), blocks<Q6_K<S>>("q6_k"),
+};
+
+size_t packed_bytes(Format format, int rows, int cols) {
+  const FormatInfo& info = format_info(format);
+  if (rows <= 0 || cols <= 0 || rows > INT_MAX - kPanel || cols > (1 << 24))
+    throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
+                                " is outside what the kernels take");
+  if (cols % info.cols != 0)
+    throw std::invalid_argument("rows of " + std::to_string(cols) + " values are not whole blocks of " +
+                                std::to_string(info.cols) + " (" + info.name + ")");
+  const size_t panels = static_cast<size_t>((rows + kPanel - 1) / kPanel);
+  return panels * static_cast<size_t>(cols / info.cols) * static_cast<size_t>(info.bytes);
+}
+
+}  // namespace
+
+const FormatInfo& format_info(Format format) { return kRows[static_cast<int>(format)].info; }
+
+Format format_named(const std::string& name) {
+  for (int i = 0; i < kFormats; ++i)
+    if (name == kRows[i].info.name) return static_cast<Format>(i);
+  throw std::invalid_argument("the kernels have no format named " + name);
+}
+
+void repack(Format format, const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0,
+            int panel1, uint8_t* dst) {
+  kRows[static_cast<int>(format)].repack(src, src_row_bytes, rows, cols, panel0, panel1, dst);
+}
+
+PackedMatrix::PackedMatrix(Format format, int rows, int cols, bool huge_pages)
+    : format_(format), rows_(rows), cols_(cols), buffer_(packed_bytes(format, rows, cols), huge_pages) {}
+
+int64_t PackedMatrix::file_row_bytes() const {
+  const FormatInfo& info = format_info(format_);
+  return static_cast<int64_t>(cols_ / info.cols) * info.file_bytes;
+}
+
+}  // namespace pellucid

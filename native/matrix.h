@@ -1,0 +1,58 @@
+// Weights as the kernels want them: panels of 16 rows, repacked from the file's rows.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "kernels.h"
+#include "memory.h"
+
+namespace pellucid {
+
+struct FormatInfo {
+  const char* name;
+  int cols;        // in a block
+  int file_bytes;  // of a block of one row, in the file
+  int bytes;       // of a block of 16 rows, packed
+  bool quantized;  // its kernels take quantised activations
+};
+
+const FormatInfo& format_info(Format format);
+
+// Throws std::invalid_argument when there is no format of that name.
+Format format_named(const std::string& name);
+
+// Rows of `src` (src_row_bytes apart, whole matrix) into the panels [panel0, panel1) of `dst`, which starts
+// at panel 0. Rows past `rows` in the last panel become zeros. Panels may be packed by several threads at
+// once.
+void repack(Format format, const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0,
+            int panel1, uint8_t* dst);
+
+class PackedMatrix {
+ public:
+  // Memory for rows x cols; throws std::invalid_argument when cols are not whole blocks or a number is not
+  // positive.
+  PackedMatrix(Format format, int rows, int cols, bool huge_pages = true);
+
+  Format format() const { return format_; }
+  bool quantized() const { return format_info(format_).quantized; }
+  int rows() const { return rows_; }
+  int cols() const { return cols_; }
+  int panels() const { return (rows_ + kPanel - 1) / kPanel; }
+  const uint8_t* data() const { return buffer_.data(); }
+  int64_t nbytes() const { return static_cast<int64_t>(buffer_.size()); }
+  int64_t file_row_bytes() const;
+
+  void pack(const uint8_t* src, int64_t src_row_bytes, int panel0, int panel1) {
+    repack(format_, src, src_row_bytes, rows_, cols_, panel0, panel1, buffer_.data());
+  }
+  void unpack_row(const Kernels& table, int row, float* out) const {
+    table.unpack_row[static_cast<int>(format_)](data(), rows_, cols_, row, out);
+  }
+
+ private:
+  Format format_;
+  int rows_, cols_;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace pellucid
