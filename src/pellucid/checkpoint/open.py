@@ -1,0 +1,177 @@
+"""Checkpoint: a model on disk, validated as a whole before anything of it is used.
+
+Law: `open_checkpoint` either returns a model whose every tensor is bound to a canonical name, or raises one error that
+names the fault. Weights are handed out lazily; bytes are views of the mapped file, except where the canonical order of
+rows or values differs from the vendor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from pellucid.checkpoint.families import FAMILIES, Family
+from pellucid.checkpoint.from_gguf import ROPE_FACTORS, spec_from_gguf, tokenizer_from_gguf
+from pellucid.checkpoint.from_hf import read_config, spec_from_hf, tokenizer_from_hf
+from pellucid.checkpoint.gguf import read_gguf
+from pellucid.checkpoint.mapped import MappedFile, Stored
+from pellucid.checkpoint.names import bind, gguf_name, hf_namer
+from pellucid.checkpoint.safetensors import read_folder
+from pellucid.errors import ModelFileError, ModelNotFoundError
+from pellucid.formats import FORMATS, Weight
+from pellucid.models.spec import ModelSpec
+from pellucid.models.tokens import TokenizerSource
+
+_NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Parts of a Hugging Face model that are not its language model."""
+
+
+class Checkpoint:
+    """A validated model on disk. Use as a context manager, or call close()."""
+
+    def __init__(
+        self,
+        path: Path,
+        spec: ModelSpec,
+        tokenizer: TokenizerSource,
+        metadata: dict[str, object],
+        files: list[MappedFile],
+        bound: dict[str, Stored],
+        *,
+        rotary_interleaved: bool,
+        norm_offset: float,
+    ) -> None:
+        self.path = path
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.metadata = metadata
+        """Raw key-values of the file, for people to look at; nothing else reads them."""
+        self.files = [f.path for f in files]
+        self.nbytes = sum(t.nbytes for t in bound.values())
+        """Bytes of all weights as stored."""
+        self._mapped = files
+        self._bound = bound
+        self._rotary_interleaved = rotary_interleaved
+        self._norm_offset = norm_offset
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight, canonical in name, order and layout (see ModelSpec.weight_shapes); read as it is reached."""
+        for name in self._bound:
+            yield self.weight(name)
+
+    def weight(self, name: str) -> Weight:
+        """The weight of a canonical name. Its data is a view of the file where the layouts agree, else a copy."""
+        stored = self._bound[name]
+        part = name.rpartition(".")[2]
+        if self._rotary_interleaved and part in ("W_Q", "b_Q", "W_K", "b_K"):
+            heads = self.spec.n_heads if part[-1] == "Q" else self.spec.n_kv_heads
+            return _halves(name, stored, heads)
+        if self._norm_offset and part == "w":
+            values = stored.format.decode_rows(stored.data())
+            return Weight.from_float32(name, values[0] + np.float32(self._norm_offset), FORMATS["f32"])
+        return Weight(name, stored.shape, stored.format, stored.data())
+
+    def release(self, weight: Weight) -> None:
+        """Drop the file's pages of that weight from memory; views of them stay valid, to be read again when touched."""
+        stored = self._bound[weight.name]
+        stored.file.release(stored.offset, stored.nbytes)
+
+    def close(self) -> None:
+        """Let go of the files. Views that were handed out stay valid."""
+        for file in self._mapped:
+            file.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _halves(name: str, stored: Stored, heads: int) -> Weight:
+    """Rows (of a bias: values) of each head, from rotary pairs side by side to two halves, d_head/2 apart."""
+    data = stored.data()
+    unit = data.shape[1] if len(stored.shape) == 2 else stored.format.nbytes
+    pairs = data.reshape(heads, -1, 2, unit)
+    return Weight(name, stored.shape, stored.format, pairs.swapaxes(1, 2).reshape(data.shape))
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a GGUF file (or the first of a split one) or a Hugging Face folder, and validate all of it.
+
+    Raises ModelNotFoundError (no such path), ModelFileError (corrupt, cut off, contradicts itself) or
+    UnsupportedModelError (a family, tensor type or setting that is not known); each names the file and the fault.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise ModelNotFoundError(f"{path}: no such file or folder")
+    if path.suffix == ".safetensors":
+        raise ModelFileError(
+            f"{path.name}: weights alone; give the folder that also holds config.json and tokenizer.json"
+        )
+    return _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    gguf = read_gguf(path)
+    spec = spec_from_gguf(gguf, path.stem)
+    family = _family(spec)
+    tokenizer = tokenizer_from_gguf(gguf)
+    bound = bind(gguf.files[0].name, spec, gguf_name, gguf.tensors, ignored=(ROPE_FACTORS,))
+    if any(len(t.shape) == 1 and t.format.block > 1 for t in bound.values()):
+        name = next(n for n, t in bound.items() if len(t.shape) == 1 and t.format.block > 1)
+        raise ModelFileError(
+            f"{path.name}: the tensor {gguf_name(name)!r} is quantised; norms and biases must be F32, F16 or BF16"
+        )
+    return Checkpoint(
+        path,
+        spec,
+        tokenizer,
+        gguf.metadata,
+        gguf.files,
+        bound,
+        rotary_interleaved=family.gguf_rotary_interleaved,
+        norm_offset=0.0,
+    )
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    folder = read_config(path)
+    files, tensors = read_folder(path, _NOT_TEXT)
+    body = _body(tensors)
+    head = body.removesuffix("model.") if body.startswith("language_model.") else ""
+    namer = hf_namer(folder.family, body, head)
+    lm_head = namer("unembed.W_U")
+    spec = spec_from_hf(folder, tied_by_absence=lm_head not in tensors)
+    tokenizer = tokenizer_from_hf(folder, spec.vocab)
+    buffers = [n for n in tensors if n.endswith(".rotary_emb.inv_freq")]
+    bound = bind(path.name, spec, namer, tensors, ignored=[*buffers, *([lm_head] if spec.tied else [])])
+    return Checkpoint(
+        path,
+        spec,
+        tokenizer,
+        dict(folder.outer.values),
+        files,
+        bound,
+        rotary_interleaved=False,
+        norm_offset=folder.family.hf_norm_offset,
+    )
+
+
+def _body(tensors: dict[str, Stored]) -> str:
+    """What comes before the decoder's tensor names; a language model may sit inside a larger one."""
+    for body in ("model.", "language_model.model.", "model.language_model."):
+        if body + "embed_tokens.weight" in tensors:
+            return body
+    return "model."
+
+
+def _family(spec: ModelSpec) -> Family:
+    return next(f for f in FAMILIES if f.name == spec.family)
