@@ -1,1 +1,351 @@
-// sample
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+// Clones for wider registers give the same bits: no fma, no reordering, only more lanes.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDE
+#endif
+
+namespace pellucid {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kWeightFrom = -32.0f;            // below, a weight is 0
+constexpr float kWeightOne = 17592186044416.0f;  // 2^44
+constexpr double kLogWeightOne = 44 * 0.693147180559945309417232121458;
+constexpr int kBins = 8 * 32 + 1;  // bin b holds x in (-(b+1)/8, -b/8]
+constexpr int kLanes = 16;
+
+// Scratch of one thread, kept between calls.
+struct Scratch {
+  std::vector<float> row, x, w;
+  std::vector<uint64_t> keys;
+};
+
+inline float exp32(float x) {
+  constexpr float magic = 12582912.0f;
+  const float n = (x * 1.44269504088896341f + magic) - magic;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float y = (p * (r * r) + r) + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return y * scale;
+}
+
+// exp(x) * 2^44 before it is cut to a whole number.
+inline float weight32(float x) {
+  const float w = exp32(x < kWeightFrom ? kWeightFrom : x) * kWeightOne;
+  return x < kWeightFrom ? 0.0f : w;
+}
+
+inline uint64_t weight(float x) { return static_cast<uint64_t>(static_cast<int64_t>(weight32(x))); }
+
+inline int bin_of(float x) { return static_cast<int>(x * -8.0f); }  // for x in [-32, 0]
+
+// The largest of v[0..n), or NaN if there is one.
+WIDE float largest(const float* v, int64_t n) {
+  float best[kLanes];
+  int32_t bad[kLanes];
+  for (int j = 0; j < kLanes; ++j) best[j] = -kInf, bad[j] = 0;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int j = 0; j < kLanes; ++j) {
+      const float value = v[i + j];
+      best[j] = value > best[j] ? value : best[j];
+      bad[j] |= value != value;
+    }
+  for (; i < n; ++i) {
+    best[0] = v[i] > best[0] ? v[i] : best[0];
+    bad[0] |= v[i] != v[i];
+  }
+  float top = -kInf;
+  for (int j = 0; j < kLanes; ++j) {
+    if (bad[j]) return std::numeric_limits<float>::quiet_NaN();
+    top = best[j] > top ? best[j] : top;
+  }
+  return top;
+}
+
+WIDE int64_t first_equal(const float* v, int64_t n, float value) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    int32_t any = 0;
+    for (int j = 0; j < kLanes; ++j) any |= v[i + j] == value;
+    if (any) break;
+  }
+  while (i < n && v[i] != value) ++i;
+  return i;
+}
+
+WIDE void scale_row(const float* v, int64_t n, float best, float temperature, float* x) {
+  for (int64_t i = 0; i < n; ++i) x[i] = (v[i] - best) / temperature;
+}
+
+WIDE void weigh_row(const float* x, int64_t n, float* w) {
+  for (int64_t i = 0; i < n; ++i) w[i] = weight32(x[i]);
+}
+
+WIDE uint64_t total_weight(const float* v, int64_t n, float best) {
+  float w[kLanes];
+  uint64_t sums[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) w[j] = weight32(v[i + j] - best);
+    for (int j = 0; j < kLanes; ++j) sums[j] += static_cast<uint64_t>(static_cast<int64_t>(w[j]));
+  }
+  for (; i < n; ++i) sums[0] += weight(v[i] - best);
+  uint64_t sum = 0;
+  for (const uint64_t s : sums) sum += s;
+  return sum;
+}
+
+// a * b >> 53, without losing a bit.
+inline uint64_t share53(uint64_t a, uint64_t b) {
+  const uint64_t al = a & 0xFFFFFFFFu, ah = a >> 32, bl = b & 0xFFFFFFFFu, bh = b >> 32;
+  const uint64_t low = al * bl, m1 = ah * bl, m2 = al * bh;
+  const uint64_t mid = (low >> 32) + (m1 & 0xFFFFFFFFu) + (m2 & 0xFFFFFFFFu);
+  const uint64_t hi = ah * bh + (m1 >> 32) + (m2 >> 32) + (mid >> 32);
+  const uint64_t lo = (mid << 32) | (low & 0xFFFFFFFFu);
+  return (hi << 11) | (lo >> 53);
+}
+
+// Sorts ascending as (x descending, id ascending); x <= 0 and never NaN. -0 and +0 are one value.
+inline uint64_t key_of(float x, int64_t id) {
+  const float positive = 0.0f - x;  // +0 for both zeros
+  uint32_t bits;
+  std::memcpy(&bits, &positive, sizeof bits);
+  return static_cast<uint64_t>(bits) << 32 | static_cast<uint32_t>(id);
+}
+inline float x_of(uint64_t key) {
+  const uint32_t bits = static_cast<uint32_t>(key >> 32);
+  float positive;
+  std::memcpy(&positive, &bits, sizeof positive);
+  return -positive;
+}
+inline int32_t id_of(uint64_t key) { return static_cast<int32_t>(key & 0xFFFFFFFFu); }
+
+// The candidates whose bin is in [from, to], sorted.
+void gather(const float* x, int64_t n, int from, int to, std::vector<uint64_t>& keys) {
+  keys.clear();
+  const float above = static_cast<float>(to + 1) * -0.125f, upto = static_cast<float>(from) * -0.125f;
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] > above && x[i] <= upto && x[i] >= kWeightFrom) keys.push_back(key_of(x[i], i));
+  std::sort(keys.begin(), keys.end());
+}
+
+struct Bins {
+  uint32_t count[kBins] = {};
+  uint64_t mass[kBins] = {};
+};
+
+// Fewer than k candidates may have a weight: the others weigh nothing, so it does not matter that they are
+// not there.
+int32_t draw_top_k(const SampleState& s, const float* x, int64_t n, uint64_t bits, Scratch& scratch) {
+  Bins bins;
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] >= kWeightFrom) ++bins.count[bin_of(x[i])];
+  int64_t have = 0;
+  int last = 0;
+  for (; last < kBins - 1; ++last) {
+    have += bins.count[last];
+    if (have >= s.top_k) break;
+  }
+  auto& keys = scratch.keys;
+  gather(x, n, 0, last, keys);
+  int64_t keep = std::min<int64_t>(s.top_k, static_cast<int64_t>(keys.size()));
+  uint64_t total = 0;
+  for (int64_t i = 0; i < keep; ++i) total += weight(x_of(keys[i]));
+  if (s.top_p < 1ull << 53) {
+    const uint64_t need = std::max<uint64_t>(1, share53(s.top_p, total));
+    uint64_t sum = 0;
+    int64_t i = 0;
+    while (sum < need) sum += weight(x_of(keys[i++]));
+    keep = i;
+  }
+  while (keep > 1 && x_of(keys[keep - 1]) < s.min_x) --keep;
+  total = 0;
+  for (int64_t i = 0; i < keep; ++i) total += weight(x_of(keys[i]));
+  const uint64_t target = share53(bits, total);
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < keep; ++i)
+    if ((sum += weight(x_of(keys[i]))) > target) return id_of(keys[i]);
+  return id_of(keys[0]);
+}
+
+// Without top_k: masses by bins of x; only the bin in which a cut falls and the one in which the draw falls
+// are sorted.
+int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t bits, Scratch& scratch) {
+  scratch.w.resize(static_cast<size_t>(n));
+  float* w = scratch.w.data();
+  weigh_row(x, n, w);
+  Bins bins;
+  uint64_t total = 0;
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] >= kWeightFrom) bins.mass[bin_of(x[i])] += static_cast<uint64_t>(static_cast<int64_t>(w[i]));
+  for (const uint64_t mass : bins.mass) total += mass;
+
+  // The mass that is kept: all of the bins before `edge`, and of that bin what the cuts leave.
+  auto& keys = scratch.keys;
+  if (s.top_p < 1ull << 53 || s.min_x > kWeightFrom) {
+    const uint64_t need = s.top_p < 1ull << 53 ? std::max<uint64_t>(1, share53(s.top_p, total)) : total;
+    const int bound = s.min_x > kWeightFrom ? bin_of(s.min_x) : kBins - 1;
+    uint64_t before = 0;
+    int edge = 0;
+    while (edge < bound && before + bins.mass[edge] < need) before += bins.mass[edge++];
+    gather(x, n, edge, edge, keys);
+    for (const uint64_t key : keys) {
+      if (before >= need || x_of(key) < s.min_x) break;
+      before += weight(x_of(key));
+    }
+    total = before;
+  }
+  const uint64_t target = share53(bits, total);
+  uint64_t sum = 0;
+  int at = 0;
+  while (at < kBins - 1 && sum + bins.mass[at] <= target) sum += bins.mass[at++];
+  gather(x, n, at, at, keys);
+  for (const uint64_t key : keys)
+    if ((sum += weight(x_of(key))) > target) return id_of(key);
+  return keys.empty() ? 0 : id_of(keys.back());
+}
+
+// The row after penalties, bias and min_tokens: the row itself if nothing changes it.
+const float* edit(const float* v, int64_t n, const SampleState& s, int64_t position, Scratch& scratch) {
+  const bool held = position < s.held_until && !s.held_ids.empty();
+  if (!s.penalized && s.bias.empty() && !held) return v;
+  scratch.row.assign(v, v + n);
+  float* row = scratch.row.data();
+  if (s.penalized)
+    for (const auto& [id, times] : s.seen) {
+      float value = row[id];
+      value = value > 0 ? value / s.repetition : value * s.repetition;
+      value = value - s.frequency * static_cast<float>(times);
+      row[id] = times > 0 ? value - s.presence : value;
+    }
+  for (const auto& [id, value] : s.bias) row[id] += value;
+  if (held)
+    for (const int32_t id : s.held_ids) row[id] = -kInf;
+  return row;
+}
+
+SampleStatus unfit(float best) {
+  if (best != best || best == kInf) return kNotFinite;
+  return best == -kInf ? kAllBanned : kSampleOk;
+}
+
+// Natural log of softmax: from the exact mass of the row, so that its bits depend on the row only.
+struct LogSoftmax {
+  double best, norm;
+  LogSoftmax(const float* v, int64_t n, float top)
+      : best(top), norm(std::log(static_cast<double>(total_weight(v, n, top))) - kLogWeightOne) {}
+  float of(float value) const { return static_cast<float>(static_cast<double>(value) - best - norm); }
+};
+
+// The `wanted` largest of v, the lower id first among equals; places that are not filled get -1.
+void top_tokens(const float* v, int64_t n, int32_t wanted, const LogSoftmax& log, int32_t* ids,
+                float* logprobs) {
+  float best[kMaxLogprobs];
+  int have = 0;
+  for (int64_t i = 0; i < n && wanted > 0; ++i) {
+    if (have == wanted && !(v[i] > best[have - 1])) continue;
+    int at = have < wanted ? have++ : have - 1;
+    for (; at > 0 && v[i] > best[at - 1]; --at) best[at] = best[at - 1], ids[at] = ids[at - 1];
+    best[at] = v[i];
+    ids[at] = static_cast<int32_t>(i);
+  }
+  for (int j = 0; j < have; ++j) logprobs[j] = log.of(best[j]);
+  for (int j = have; j < kMaxLogprobs; ++j) ids[j] = -1, logprobs[j] = -kInf;
+}
+
+// Draws from v, whose largest logit is `best`.
+SampleStatus sample_row(const float* v, int64_t n, float best, const SampleState& s, int64_t position,
+                        Scratch& scratch, int32_t& token) {
+  const float* row = edit(v, n, s, position, scratch);
+  if (row != v) {
+    best = largest(row, n);
+    const SampleStatus status = unfit(best);
+    if (status != kSampleOk) return status;
+  }
+  if (s.temperature == 0.0f) {
+    token = static_cast<int32_t>(first_equal(row, n, best));
+    return kSampleOk;
+  }
+  scratch.x.resize(static_cast<size_t>(n));
+  float* x = scratch.x.data();
+  scale_row(row, n, best, s.temperature, x);
+  const uint64_t bits = philox_bits53(s.seed, s.choice, static_cast<uint64_t>(position), 0);
+  token =
+      s.top_k > 0 && s.top_k < n ? draw_top_k(s, x, n, bits, scratch) : draw_by_mass(s, x, n, bits, scratch);
+  return kSampleOk;
+}
+
+Scratch& scratch_of_thread() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+}  // namespace
+
+uint64_t philox_bits53(uint64_t seed, uint32_t choice, uint64_t position, uint32_t stage) {
+  uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = choice,
+           c3 = stage;
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return (static_cast<uint64_t>(c1) << 32 | c0) >> 11;
+}
+
+void sample_rows(const float* logits, int64_t vocab, const SampleState* const* states, const int32_t* rows,
+                 const int64_t* positions, int64_t n, const SampleOut& out) {
+  Scratch& scratch = scratch_of_thread();
+  for (int64_t i = 0; i < n; ++i) {
+    const SampleState& s = *states[i];
+    const float* v = logits + rows[i] * vocab;
+    out.tokens[i] = -1;
+    out.logprobs[i] = 0.0f;
+    const float top = largest(v, vocab);
+    out.status[i] = unfit(top);
+    if (out.status[i] == kSampleOk)
+      out.status[i] = sample_row(v, vocab, top, s, positions[i], scratch, out.tokens[i]);
+    if (out.status[i] != kSampleOk || s.logprobs < 0) continue;
+    const LogSoftmax log(v, vocab, top);
+    out.logprobs[i] = log.of(v[out.tokens[i]]);
+    top_tokens(v, vocab, s.logprobs, log, out.top_ids + i * kMaxLogprobs,
+               out.top_logprobs + i * kMaxLogprobs);
+  }
+}
+
+void score_rows(const float* logits, int64_t vocab, const int32_t* tokens, int64_t n, int32_t wanted,
+                const SampleOut& out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float* v = logits + i * vocab;
+    const float top = largest(v, vocab);
+    out.status[i] = unfit(top);
+    if (out.status[i] != kSampleOk) continue;
+    const LogSoftmax log(v, vocab, top);
+    out.logprobs[i] = log.of(v[tokens[i]]);
+    top_tokens(v, vocab, wanted, log, out.top_ids + i * kMaxLogprobs, out.top_logprobs + i * kMaxLogprobs);
+  }
+}
+
+}  // namespace pellucid

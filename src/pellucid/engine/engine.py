@@ -1,8 +1,8 @@
 """Engine: add sequences, step, read events.
 
-Law: one step is five lines (schedule, batch, run, pick, commit). What goes wrong with one sequence ends that sequence with a
-typed error; what goes wrong in the device ends the sequences of that step; nothing ends the engine. Not thread-safe: one
-thread owns it (engine.worker), or a program that has no other.
+Law: one step is five lines (schedule, batch, run, pick, commit). What goes wrong with one sequence ends that sequence
+with a typed error; what goes wrong in the device ends the sequences of that step; nothing ends the engine. Not
+thread-safe: one thread owns it (engine.worker), or a program that has no other.
 """
 
 from __future__ import annotations
@@ -274,7 +274,13 @@ class Engine:
             end_ids=seq.end_ids,
         )
         if trace.token != token:
-            log.error("the traced chain drew %d and the native one %d at %d of %s", trace.token, token, len(seq.tokens), seq.id)
+            log.error(
+                "the traced chain drew %d and the native one %d at %d of %s",
+                trace.token,
+                token,
+                len(seq.tokens),
+                seq.id,
+            )
         self.hub.emit("sample", {"seq": seq, "position": len(seq.tokens), "trace": trace})
 
     def _score(self, work: Work, logits: NDArray[np.float32]) -> None:

@@ -1,8 +1,9 @@
 """Scheduler: who computes how many tokens in a step, and whose pages they go to.
 
-Law: one token budget, and `computed` catches up with `tokens`. Running sequences that lack one token go first, then those
-that lack more, then the waiting, each in order of priority and arrival. When pages run out the youngest gives all of its
-pages back and waits again with its tokens kept; the oldest can therefore always go on, and everything ends.
+Law: one token budget, and `computed` catches up with `tokens`. Running sequences that lack one token go first, then
+those that lack more, then the waiting, each in order of priority and arrival. When pages run out the youngest gives
+all of its pages back and waits again with its tokens kept; the oldest can therefore always go on, and everything
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SCORE_FLOATS = 1 << 24
 
 
 class Scheduler:
-    """Running and waiting sequences over one page pool. `schedule` gives the work of a step; `advance` records it as done."""
+    """Running and waiting sequences over one page pool."""
 
     def __init__(
         self, pool: PagePool, tables: PageTables, *, budget: int, max_seqs: int, vocab_size: int, hub: Hub
@@ -40,7 +41,7 @@ class Scheduler:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._coming: dict[bytes, Sequence] = {}
-        """Pages that a running sequence is about to compute: a sequence that wants them waits rather than compute them twice."""
+        """Pages that a running sequence is about to compute; who wants them waits rather than compute them twice."""
         self._planned: dict[Sequence, Work] = {}
         self._left = 0
         self._score_left = 0
@@ -96,7 +97,9 @@ class Scheduler:
             pool.digest_to(seq.digests, seq.tokens, full)
             for index in range(seq.published, full):
                 digest = seq.digests[index]
-                pool.publish(seq.pages[index], digest, seq.tokens[index * pool.page_size : (index + 1) * pool.page_size])
+                pool.publish(
+                    seq.pages[index], digest, seq.tokens[index * pool.page_size : (index + 1) * pool.page_size]
+                )
                 if self._coming.get(digest) is seq:
                     del self._coming[digest]
             seq.published = full
@@ -133,7 +136,7 @@ class Scheduler:
         self._left -= rows
 
     def _grow(self, seq: Sequence, rows: int) -> int:
-        """Give `seq` the pages of `rows` more tokens, taking them from the youngest if need be. Returns the rows that fit."""
+        """Give `seq` pages for `rows` more tokens, from the youngest if need be. Returns the rows that fit."""
         pool = self.pool
         have = len(seq.pages)
         need = pool.pages_for(seq.computed + rows) - have
@@ -178,7 +181,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Let the waiting run, in order, as long as there are places, rows and pages for all of their tokens."""
         pool = self.pool
-        # Pages that the running still need for the tokens they have, and one more each, so that they do not soon preempt.
+        # Pages that the running still need for the tokens they have, and one more each, so that none soon preempts.
         promised = sum(max(0, pool.pages_for(len(s.tokens)) - len(s.pages)) + 1 for s in self.running)
         index = 0
         while index < len(self.waiting) and self._left > 0 and len(self.running) < self.max_seqs:

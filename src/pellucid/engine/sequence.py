@@ -1,7 +1,7 @@
 """Sequence: one prompt and the one answer that grows on it.
 
-Law: `computed` is the only progress there is. Tokens before it have their K and V in `pages`; the scheduler lets it catch
-up with `tokens`. Prefill, decode, prefix hits and preemption are values of `computed`, not states.
+Law: `computed` is the only progress there is. Tokens before it have their K and V in `pages`; the scheduler lets it
+catch up with `tokens`. Prefill, decode, prefix hits and preemption are values of `computed`, not states.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
     ) -> list[Sequence]:
-        """Return the params.n sequences of one request, all with one seed; they share the prompt through the prefix cache.
+        """Return the params.n sequences of one request, with one seed; the prefix cache lets them share the prompt.
 
         Args: as of the constructor; ids are `id` for a single answer, else `id` with "-0", "-1" … appended.
         """

@@ -1,7 +1,7 @@
 """Worker: the one thread that owns an engine, and the way in and out of it.
 
-Law: a sequence crosses once each way. In: submit and abort put a word into the inbox, under one lock. Out: after each step one
-call_soon_threadsafe a loop carries all of its events. Without work the thread sleeps on a condition: no CPU.
+Law: a sequence crosses once each way. In: submit and abort put a word into the inbox, under one lock. Out: after each
+step one call_soon_threadsafe a loop carries all of its events. Without work the thread sleeps on a condition: no CPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Worker:
         self.engine.check(seq)
         with self._wake:
             if self._closing or not self.alive:
-                raise EngineError("the engine is shutting down or was not started; send the request to a running server")
+                raise EngineError(
+                    "the engine is shutting down or was not started; send the request to a running server"
+                )
             if seq.id in self._homes:
                 raise EngineError(f"there is already a sequence {seq.id!r}; ids must be unique")
             config = self.engine.config
@@ -100,7 +102,7 @@ class Worker:
             self._wake.notify()
 
     def abort(self, seq_id: str) -> None:
-        """End a sequence before its next step; it gets its FinishEvent. An id that is not here is no error. Any thread."""
+        """End a sequence before its next step. From any thread; an id that is not here is no error."""
         with self._wake:
             if seq_id in self._homes:
                 self._inbox.append(seq_id)

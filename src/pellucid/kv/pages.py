@@ -1,9 +1,9 @@
 """PagePool: which page of the KV cache belongs to whom, and which pages may be found again by their tokens.
 
-Law: a page is free, cached or held, and never two of these. Free: its content means nothing. Cached: nobody holds it, but
-its tokens are known, so a prompt that begins alike may take it; the least recently used is given away first. Held: it has as
-many references as sequences that list it. A page is found by the SHA-256 of its tokens and of all before them, and its token
-ids are compared on a hit, so that a prefix is never taken for another.
+Law: a page is free, cached or held, and never two of these. Free: its content means nothing. Cached: nobody holds it,
+but its tokens are known, so a prompt that begins alike may take it; the least recently used is given away first.
+Held: it has as many references as sequences that list it. A page is found by the SHA-256 of its tokens and of all
+before them, and its token ids are compared on a hit, so that a prefix is never taken for another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = sha256(b"pellucid prefix").digest()
 
 
 class PagePool:
-    """Pages 0..page_count-1, each for `page_size` tokens of all layers. Not thread-safe: the engine's thread owns it."""
+    """Pages 0..page_count-1, each for `page_size` tokens of all layers. Not thread-safe: the engine owns it."""
 
     def __init__(self, page_count: int, page_size: int, *, prefix_cache: bool = True) -> None:
         self.page_count = page_count
@@ -81,7 +81,9 @@ class PagePool:
     def take(self, count: int) -> list[int]:
         """Give `count` pages, each with one reference. Raises EngineError, and gives none, if there are not so many."""
         if count > self.available:
-            raise EngineError(f"{count} pages were asked for and {self.available} are there; the scheduler must look first")
+            raise EngineError(
+                f"{count} pages were asked for and {self.available} are there; the scheduler must look first"
+            )
         taken: list[int] = []
         for _ in range(count):
             if self._free:
@@ -96,7 +98,7 @@ class PagePool:
         return taken
 
     def publish(self, page: int, digest: bytes, tokens: Sequence[int]) -> None:
-        """Let prompts find the full held `page` of `tokens`. If another page is known by that digest, it stays that one."""
+        """Let prompts find the full held `page` of `tokens`. If another page has that digest, it stays that one."""
         if self.prefix_cache and self._digest[page] is None and digest not in self._by_digest:
             self._by_digest[digest] = page
             self._digest[page] = digest
@@ -160,13 +162,22 @@ class PagePool:
         for page in range(self.page_count):
             refs, digest = self._refs[page], self._digest[page]
             idle = page in free or page in cached
-            want(refs >= 0 and (refs == 0) == idle, f"page {page} has {refs} references and is {'idle' if idle else 'lost'}")
+            want(
+                refs >= 0 and (refs == 0) == idle,
+                f"page {page} has {refs} references and is {'idle' if idle else 'lost'}",
+            )
             want(not (page in free and digest is not None), f"page {page} is free and still known")
             want(not (page in cached and digest is None), f"page {page} is cached and not known")
-            want((digest is None) == (self._tokens[page] is None), f"page {page} has a digest without tokens, or the reverse")
+            want(
+                (digest is None) == (self._tokens[page] is None),
+                f"page {page} has a digest without tokens, or the reverse",
+            )
             want(digest is None or self._by_digest.get(digest) == page, f"page {page} is not found by its digest")
         want(len(self._by_digest) == sum(d is not None for d in self._digest), "a digest leads to a page that lost it")
         if holders is not None:
             counts = Counter(page for pages in holders for page in pages)
             for page in range(self.page_count):
-                want(counts[page] == self._refs[page], f"page {page}: {self._refs[page]} references, {counts[page]} holders")
+                want(
+                    counts[page] == self._refs[page],
+                    f"page {page}: {self._refs[page]} references, {counts[page]} holders",
+                )

@@ -1,7 +1,7 @@
 """Hub: where host events are told to those who asked for them.
 
-Law: ask `wants` before the call, so that an event nobody watches costs one look-up. An observer that raises is removed and
-reported; it never stops a step.
+Law: ask `wants` before the call, so that an event nobody watches costs one look-up. An observer that raises is
+removed and reported; it never stops a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pellucid.errors import RequestError
 from pellucid.probes.points import POINTS
 
 Observer = Callable[[str, dict[str, Any]], None]
-"""Called on the engine's thread with the name of the point and the frame; must be quick and must not change the frame."""
+"""Called on the engine's thread with the point's name and the frame; must be quick and must not change the frame."""
 
 log = logging.getLogger("pellucid.probes")
 
@@ -32,7 +32,7 @@ class Hub:
         return point in self._observers
 
     def subscribe(self, point: str, observer: Observer) -> Callable[[], None]:
-        """Call `observer` at each event of `point`. Returns the function that ends it. Raises RequestError: no such point."""
+        """Call `observer` at each event of `point`. Returns what ends it. Raises RequestError: no such point."""
         if point not in POINTS:
             raise RequestError(f"there is no point {point!r}; choose one of {', '.join(POINTS)}", param="point")
         self._observers[point] = (*self._observers.get(point, ()), observer)

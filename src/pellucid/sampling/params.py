@@ -136,7 +136,9 @@ def stop_ids(value: Any) -> tuple[int, ...]:
     """Return the stop ids as a tuple; None is none."""
     ids: tuple[Any, ...] = () if value is None else tuple(value)
     if len(ids) > MAX_BIASES:
-        raise RequestError(f"stop_token_ids has {len(ids)} ids; at most {MAX_BIASES} are served", param="stop_token_ids")
+        raise RequestError(
+            f"stop_token_ids has {len(ids)} ids; at most {MAX_BIASES} are served", param="stop_token_ids"
+        )
     for id in ids:
         whole("stop_token_ids", id, 0, 1 << 31)
     return ids

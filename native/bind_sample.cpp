@@ -1,0 +1,99 @@
+// Binding of the sampler. Law: no arithmetic; check shapes, release the GIL, call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "sample.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <typename T, int D>
+using Array = nb::ndarray<T, nb::ndim<D>, nb::c_contig, nb::device::cpu>;
+
+void check(bool truth, const char* what) {
+  if (!truth) throw std::invalid_argument(what);
+}
+
+pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_p, float min_x,
+                                 float repetition, float presence, float frequency, uint64_t seed,
+                                 uint32_t choice, int32_t logprobs, int64_t held_until,
+                                 std::vector<int32_t> held_ids, const std::vector<int32_t>& bias_ids,
+                                 const std::vector<float>& bias_values, bool penalized,
+                                 const std::vector<int32_t>& prompt) {
+  check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
+  check(logprobs <= pellucid::kMaxLogprobs, "more logprobs than kMaxLogprobs");
+  pellucid::SampleState s{temperature, top_k,     top_p,  min_x,    repetition, presence,
+                          frequency,   seed,      choice, logprobs, held_until, std::move(held_ids),
+                          {},          penalized, {}};
+  for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
+  for (const int32_t id : prompt) s.seen.emplace(id, 0);
+  return s;
+}
+
+void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<const float, 2> logits,
+                 Array<const int32_t, 1> rows, Array<const int64_t, 1> positions, Array<int32_t, 1> tokens,
+                 Array<int32_t, 1> status, Array<float, 1> logprobs, std::optional<Array<int32_t, 2>> top_ids,
+                 std::optional<Array<float, 2>> top_logprobs) {
+  const size_t n = states.size();
+  check(rows.shape(0) == n && positions.shape(0) == n && tokens.shape(0) == n && status.shape(0) == n &&
+            logprobs.shape(0) == n,
+        "the arrays of sample_rows differ in length");
+  const bool tops = top_ids && top_logprobs && top_ids->shape(0) == n && top_logprobs->shape(0) == n &&
+                    top_ids->shape(1) == pellucid::kMaxLogprobs &&
+                    top_logprobs->shape(1) == pellucid::kMaxLogprobs;
+  for (size_t i = 0; i < n; ++i) {
+    check(states[i] && rows.data()[i] >= 0 && static_cast<size_t>(rows.data()[i]) < logits.shape(0),
+          "a row is not in the logits");
+    check(tops || states[i]->logprobs < 0, "logprobs are asked for and have no place");
+  }
+  const pellucid::SampleOut out{tokens.data(), status.data(), logprobs.data(),
+                                tops ? top_ids->data() : nullptr, tops ? top_logprobs->data() : nullptr};
+  nb::gil_scoped_release release;
+  pellucid::sample_rows(logits.data(), static_cast<int64_t>(logits.shape(1)), states.data(), rows.data(),
+                        positions.data(), static_cast<int64_t>(n), out);
+}
+
+void score_rows(Array<const float, 2> logits, Array<const int32_t, 1> tokens, int32_t wanted,
+                Array<int32_t, 1> status, Array<float, 1> logprobs, Array<int32_t, 2> top_ids,
+                Array<float, 2> top_logprobs) {
+  const size_t n = tokens.shape(0);
+  check(logits.shape(0) == n && status.shape(0) == n && logprobs.shape(0) == n && top_ids.shape(0) == n &&
+            top_logprobs.shape(0) == n && top_ids.shape(1) == pellucid::kMaxLogprobs &&
+            top_logprobs.shape(1) == pellucid::kMaxLogprobs && wanted >= 0 &&
+            wanted <= pellucid::kMaxLogprobs,
+        "the arrays of score_rows do not fit together");
+  for (size_t i = 0; i < n; ++i)
+    check(tokens.data()[i] >= 0 && static_cast<size_t>(tokens.data()[i]) < logits.shape(1),
+          "a token is not in the vocabulary");
+  const pellucid::SampleOut out{nullptr, status.data(), logprobs.data(), top_ids.data(), top_logprobs.data()};
+  nb::gil_scoped_release release;
+  pellucid::score_rows(logits.data(), static_cast<int64_t>(logits.shape(1)), tokens.data(),
+                       static_cast<int64_t>(n), wanted, out);
+}
+
+}  // namespace
+
+void bind_sample(nb::module_& m);
+
+void bind_sample(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<pellucid::SampleState>(m, "SampleState")
+      .def_static("make", &make_state, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_x"_a,
+                  "repetition"_a, "presence"_a, "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a,
+                  "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a, "penalized"_a, "prompt"_a)
+      .def("push", &pellucid::SampleState::push, "token"_a)
+      .def_ro("logprobs", &pellucid::SampleState::logprobs);
+  m.def("sample_rows", &sample_rows, "states"_a, "logits"_a, "rows"_a, "positions"_a, "tokens"_a, "status"_a,
+        "logprobs"_a, "top_ids"_a.none(), "top_logprobs"_a.none());
+  m.def("score_rows", &score_rows, "logits"_a, "tokens"_a, "wanted"_a, "status"_a, "logprobs"_a, "top_ids"_a,
+        "top_logprobs"_a);
+  m.def("philox_bits53", &pellucid::philox_bits53, "seed"_a, "choice"_a, "position"_a, "stage"_a);
+}

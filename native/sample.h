@@ -1,0 +1,61 @@
+// Sampling of all rows of a step: sampling/chain.py, fused. That file is the definition; this one equals it,
+// token for token.
+//
+// Law: a row's token depends on its logits and its state only. Masses are integers (floor(exp(x) * 2^44)), so
+// their sums are exact in any order and only what decides is sorted. One thread; the caller has let go of the
+// GIL.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace pellucid {
+
+constexpr int kMaxLogprobs = 20;
+enum SampleStatus : int32_t { kSampleOk = 0, kNotFinite = 1, kAllBanned = 2 };
+
+// What one sequence asks of sampling, and the tokens it has seen if it has penalties.
+struct SampleState {
+  float temperature = 1.0f;  // 0: greedy
+  int64_t top_k = 0;         // 0: all
+  uint64_t top_p = 0;        // share in units of 2^-53; 2^53: all
+  float min_x = 0.0f;        // log(min_p); -inf: all
+  float repetition = 1.0f, presence = 0.0f, frequency = 0.0f;
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  int32_t logprobs = -1;   // most likely tokens to report; -1: not even the token's own
+  int64_t held_until = 0;  // position before which held_ids may not be drawn
+  std::vector<int32_t> held_ids;
+  std::vector<std::pair<int32_t, float>> bias;
+  bool penalized = false;
+  std::unordered_map<int32_t, int32_t> seen;  // id -> times in the answer; 0: in the prompt only
+
+  void push(int32_t token) { ++seen[token]; }
+};
+
+// Where the results of n rows go. top_* are (n, kMaxLogprobs), or null if no state has logprobs >= 0; unused
+// places hold -1.
+struct SampleOut {
+  int32_t* tokens;
+  int32_t* status;
+  float* logprobs;
+  int32_t* top_ids;
+  float* top_logprobs;
+};
+
+// Draws a token for each of n states: states[i] from row rows[i] of logits (·, vocab), at position
+// positions[i].
+void sample_rows(const float* logits, int64_t vocab, const SampleState* const* states, const int32_t* rows,
+                 const int64_t* positions, int64_t n, const SampleOut& out);
+
+// For each of n rows: the logprob of tokens[i] and of the `wanted` most likely tokens. out.tokens is not
+// used.
+void score_rows(const float* logits, int64_t vocab, const int32_t* tokens, int64_t n, int32_t wanted,
+                const SampleOut& out);
+
+// The 53 random bits of (seed, choice, position, stage): Philox4x32-10.
+uint64_t philox_bits53(uint64_t seed, uint32_t choice, uint64_t position, uint32_t stage);
+
+}  // namespace pellucid

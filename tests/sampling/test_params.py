@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pellucid.errors import RequestError
+from pellucid.sampling.params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("n", 0),
+        ("n", 129),
+        ("max_tokens", -1),
+        ("min_tokens", 17),
+        ("seed", 2**64),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("prompt_logprobs", -1),
+        ("stop", ("",)),
+        ("stop", [1]),
+        ("stop", ["x"] * 65),
+        ("stop_token_ids", (-1,)),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", dict.fromkeys(range(1025), 1)),
+    ],
+)
+def test_what_cannot_be_served_names_its_field(name, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert "\n" not in caught.value.message
+
+
+def test_forms_of_values():
+    params = SamplingParams(stop="end", logit_bias={"5": 1, 6: -2.5}, stop_token_ids=[3], max_tokens=None)
+    assert params.stop == ("end",)
+    assert dict(params.logit_bias) == {5: 1.0, 6: -2.5}
+    assert params.stop_token_ids == (3,)
+    assert SamplingParams(stop=None).stop == ()
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams().penalized
