@@ -1,0 +1,152 @@
+"""`pellucid serve`: the OpenAI API over HTTP.
+
+Law: stdout stays empty; the banner and errors go to stderr. Every option has its PELLUCID_ variable.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pellucid import __version__
+from pellucid.cli.options import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            envvar="PELLUCID_MODEL", help="Name, org/repo[:QUANT], .gguf file or folder; pulled on first use"
+        ),
+    ] = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(envvar="PELLUCID_HOST", help="Address to listen on; others than loopback need --api-key")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="PELLUCID_PORT", help="Port to listen on; 0: any that is free", min=0, max=65535)
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PELLUCID_API_KEY",
+            help="Key that clients must send; better in the variable, where `ps` does not show it",
+            show_envvar=True,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(envvar="PELLUCID_SERVED_MODEL_NAME", help="Name that clients use; default: MODEL")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(envvar="PELLUCID_ALLOWED_HOST", help="Name a proxy may send as Host; may be repeated"),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1),
+    ] = None,
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx",
+            "--max-model-len",
+            envvar="PELLUCID_CTX",
+            help="Longest sequence in tokens; default: the model's, at most 4096",
+            min=16,
+        ),
+    ] = None,
+    kv: Annotated[
+        str, typer.Option("--kv", "--kv-cache-dtype", envvar="PELLUCID_KV", help="Format of the KV cache: f16 or q8_0")
+    ] = "f16",
+    max_seqs: Annotated[
+        int,
+        typer.Option(
+            "--max-seqs", "--max-num-seqs", envvar="PELLUCID_MAX_SEQS", help="Answers that run together", min=1
+        ),
+    ] = 64,
+    token_budget: Annotated[
+        int,
+        typer.Option(
+            "--token-budget", "--max-num-batched-tokens", envvar="PELLUCID_TOKEN_BUDGET", help="Rows of one step", min=1
+        ),
+    ] = 512,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            envvar="PELLUCID_PREFIX_CACHE",
+            help="Keep the pages of finished prompts for those that begin alike",
+        ),
+    ] = True,
+    seed: Annotated[
+        int | None, typer.Option(envvar="PELLUCID_SEED", help="Seed of requests that bring none; default: drawn")
+    ] = None,
+    deadline: Annotated[
+        float,
+        typer.Option(envvar="PELLUCID_DEADLINE", help="Seconds that one request may take; 0: no limit", min=0),
+    ] = 300.0,
+    grace: Annotated[
+        float,
+        typer.Option(envvar="PELLUCID_GRACE", help="Seconds that running requests have left after Ctrl-C", min=0),
+    ] = 30.0,
+) -> None:
+    """Serve the OpenAI API over HTTP, on this machine only unless --host says otherwise."""
+    from pellucid.server.limits import Limits
+    from pellucid.server.serve import serve as serve_forever
+
+    def load() -> LLM:
+        from pellucid.llm import LLM
+
+        return LLM(
+            model,
+            threads=threads,
+            ctx=ctx,
+            kv=kv,
+            max_seqs=max_seqs,
+            token_budget=token_budget,
+            prefix_cache=prefix_cache,
+            seed=seed,
+        )
+
+    def ready(llm: LLM, host: str, port: int) -> None:
+        print(banner(llm, served_model_name or model, host, port, api_key is not None), file=sys.stderr, flush=True)
+
+    serve_forever(
+        load,
+        host,
+        port,
+        name=served_model_name or model,
+        api_key=api_key,
+        allowed_hosts=allowed_host or (),
+        limits=Limits(deadline=deadline, grace=grace),
+        ready=ready,
+    )
+
+
+def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
+    """What an operator wants to know at the start: model, address, room, and how to ask something."""
+    config, pool = llm.config, llm.engine.pool
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}"
+    key = ' -H "Authorization: Bearer $PELLUCID_API_KEY"' if keyed else ""
+    lines = [
+        f"pellucid {__version__} serves {name} at {url}/v1",
+        f"  context {llm.engine.context} tokens · {config.threads} threads · up to {config.max_seqs} answers together",
+        f"  KV cache: {pool.page_count} pages of {pool.page_size} tokens, {config.kv}",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
+        '    -d \'{"messages": [{"role": "user", "content": "What is a transformer?"}], "stream": true}\'',
+        "  Ctrl-C lets running answers finish; a second one ends at once",
+    ]
+    if not _loopback(host):
+        lines.append(f"  warning: {host} is not loopback and this is plain HTTP; put a TLS proxy in front of it")
+    return "\n".join(lines)
+
+
+def _loopback(host: str) -> bool:
+    from pellucid.server.auth import is_loopback
+
+    return is_loopback(host)

@@ -1,0 +1,97 @@
+"""The application: routes behind a gate, over one service.
+
+Law: `create_app` only joins parts. Every way in passes the request's id, then the gate, then the router; every way out
+has a body of one shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pellucid import __version__
+from pellucid.server.auth import Gate, Key
+from pellucid.server.errors import install_error_handlers
+from pellucid.server.limits import Limits
+from pellucid.server.routes import chat, completions, models, probes
+from pellucid.server.service import Service
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+
+_GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+def create_app(
+    llm: LLM | None,
+    *,
+    name: str | None = None,
+    api_key: str | None = None,
+    allowed_hosts: Iterable[str] | None = (),
+    limits: Limits | None = None,
+) -> FastAPI:
+    """Make the application for a model.
+
+    Args:
+        llm: the loaded model; None: it comes later, through app.state.service.attach.
+        name: under which it is served; None: llm.name.
+        api_key: what clients must bring as a bearer token; None: nothing.
+        allowed_hosts: names the Host header may hold besides those of loopback; None: any.
+        limits: bounds; None: the defaults.
+    """
+    service = Service(name or (llm.name if llm is not None else "model"), limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        if llm is not None:
+            service.attach(llm)
+        yield
+        service.cancel_all()
+        await asyncio.to_thread(service.stop)
+
+    app = FastAPI(
+        title="Pellucid",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its page would load scripts from another host
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.add_middleware(Gate, key=None if api_key is None else Key(api_key), hosts=allowed_hosts)
+    app.add_middleware(RequestId)
+    for module in (chat, completions, models, probes):
+        app.include_router(module.router)
+    install_error_handlers(app)
+    return app
+
+
+class RequestId:
+    """ASGI middleware: takes over the client's x-request-id if it is a decent one, else draws one; answers carry it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Name the request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _GOOD_ID.fullmatch(given) else uuid4().hex
+        scope["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,421 @@
+"""What clients send: one schema per request, with the limits on each field.
+
+Law: data only, no engine and no I/O. `null` means the default for every optional field. A field nobody knows is kept
+and named in `warnings`; a field that would change the answer and is not served is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from pellucid.sampling.params import SamplingParams
+
+MAX_PROMPTS = 32
+MAX_MESSAGES = 4096
+MAX_N = 8
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_BIASES = 1024
+MAX_STOP_IDS = 64
+MAX_TEMPLATE_ARGUMENTS = 32
+MAX_WARNINGS = 16
+INT64 = 1 << 63
+
+Prompt = str | list[int]
+
+_ANY: Any = object()
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": _ANY,
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "json_schema": (),
+    "grammar": ("",),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "suffix": ("",),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "cache_salt": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "length_penalty": (1, 1.0),
+    "typical_p": (1, 1.0),
+    "top_n_sigma": (-1, -1.0, 0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+}
+"""Fields of OpenAI, vLLM and llama.cpp that change the answer and are not served → the values that change nothing."""
+
+
+def _optional_may_be_null(schema: dict[str, Any]) -> None:
+    for name, field in schema.get("properties", {}).items():
+        if name not in schema.get("required", ()):
+            kinds = field.pop("anyOf", None) or [
+                {k: field.pop(k) for k in list(field) if k not in ("default", "title", "description")}
+            ]
+            field["anyOf"] = kinds if {"type": "null"} in kinds else [*kinds, {"type": "null"}]
+
+
+class Schema(BaseModel):
+    """Base of all requests: strict types, no NaN, null is the default."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        json_schema_extra=_optional_may_be_null,
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        fields = cast(dict[str, Any], data)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def refuse(param: str, message: str) -> PydanticCustomError:
+    """Return the error that says `param` cannot be served; the text names it already."""
+    return PydanticCustomError("not_served", "{text}", {"param": param, "text": message})
+
+
+def _text_of(content: Any) -> Any:
+    """Join the parts of a message's content, with a line break between them; anything else passes on."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for i, part in enumerate(cast(list[Any], content)):
+        fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+        kind = fields.get("type")
+        if kind not in ("text", "input_text", "output_text"):
+            what = (
+                f"a content part of type {kind!r}" if isinstance(kind, str) and len(kind) < 64 else "this content part"
+            )
+            raise PydanticCustomError(
+                "invalid_part", "part {i}: {what} is not served, only text parts", {"i": i, "what": what}
+            )
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise PydanticCustomError("invalid_part", "part {i}: 'text' must be a string", {"i": i})
+        texts.append(text)
+    return "\n".join(texts)
+
+
+_PARTS_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+    ]
+}
+
+Content = Annotated[str, BeforeValidator(_text_of), WithJsonSchema(_PARTS_SCHEMA)]
+
+
+class Message(Schema):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tools(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            fields = cast(dict[str, Any], data)
+            if fields.get("role") in ("tool", "function") or fields.get("tool_calls") or fields.get("function_call"):
+                raise refuse("messages", "messages: tool calls and tool results are not served by this version")
+        return cast(Any, data)
+
+    def for_template(self) -> dict[str, str]:
+        """Return the message as chat templates know it; a developer is the system to them."""
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        return message | {"name": self.name} if self.name else message
+
+
+class StreamOptions(Schema):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    """One more chunk at the end, with empty `choices`, that holds `usage`."""
+    continuous_usage_stats: bool = False
+    """`usage` so far in every chunk."""
+
+
+def _stops(value: Any) -> Any:
+    stops: list[Any] = [value] if isinstance(value, str) else cast(list[Any], value)
+    if not isinstance(value, str | list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("string_type", "Input should be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError(
+            "too_long", "{got} strings; at most {most} are served", {"got": len(stops), "most": MAX_STOPS}
+        )
+    for stop in stops:
+        if not 0 < len(stop.encode()) <= MAX_STOP_BYTES:
+            raise PydanticCustomError("stop_length", "a stop string has 1 to {most} bytes", {"most": MAX_STOP_BYTES})
+    return tuple(stops)
+
+
+def _biases(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("dict_type", "Input should be an object of token id → bias")
+    biases = cast(dict[Any, Any], value)
+    if len(biases) > MAX_BIASES:
+        raise PydanticCustomError(
+            "too_long", "{got} entries; at most {most} are served", {"got": len(biases), "most": MAX_BIASES}
+        )
+    for key, bias in biases.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
+            raise PydanticCustomError("int_parsing", "keys are token ids, in decimal digits")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("float_type", "values are numbers from -100 to 100")
+    return {int(key): float(bias) for key, bias in biases.items()}
+
+
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_stops),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}]}
+    ),
+]
+Biases = Annotated[
+    dict[int, float],
+    PlainValidator(_biases),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class GenerationRequest(Schema):
+    """What chat and completions share. Names and meanings are OpenAI's, then vLLM's."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_SERVED
+
+    model: str = Field(default="", max_length=512)
+    """Name of the served model; empty: the one there is."""
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1, lt=1 << 31)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    logit_bias: Biases = Field(default_factory=dict[int, float])
+    seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
+    n: int = Field(default=1, ge=1, le=MAX_N)
+    stop: Stops = ()
+    stop_token_ids: list[TokenId] = Field(default_factory=list[int], max_length=MAX_STOP_IDS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0, lt=1 << 31)
+    max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
+    skip_special_tokens: bool = True
+    priority: int = Field(default=0, ge=-INT64, lt=INT64)
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    user: str = ""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            fields = cast(dict[str, Any], data)
+            for name in cls.neutral.keys() & fields.keys() - cls.model_fields.keys():
+                harmless = cls.neutral[name]
+                value = fields[name]
+                if value is not None and harmless is not _ANY and value not in harmless:
+                    raise refuse(name, f"{name} is not served by this version of Pellucid; leave it out")
+        return cast(Any, data)
+
+    def warnings(self) -> list[str]:
+        """Name the fields that had no meaning here; at most MAX_WARNINGS of them, and how many more."""
+        names = [name for name in self._unknown() if name not in self.neutral]
+        shown = [f"unknown field {name[:64]!r} was ignored" for name in names[:MAX_WARNINGS]]
+        return (
+            shown
+            if len(names) <= MAX_WARNINGS
+            else [*shown, f"{len(names) - MAX_WARNINGS} more unknown fields were ignored"]
+        )
+
+    def _unknown(self) -> Iterator[str]:
+        yield from self.model_extra or ()
+        for name in self.stream_options.model_extra or ():
+            yield f"stream_options.{name}"
+
+    def _sampling(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            n=self.n,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+
+class ChatRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(
+        default_factory=dict[str, bool | int | float | str], max_length=MAX_TEMPLATE_ARGUMENTS
+    )
+    """Variables for the model's own chat template, such as enable_thinking."""
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
+        if (self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens) == 0:
+            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            raise refuse(name, f"{name}: a chat answer has at least 1 token")
+        return self
+
+    def _unknown(self) -> Iterator[str]:
+        yield from super()._unknown()
+        for i, message in enumerate(self.messages):
+            for name in message.model_extra or ():
+                yield f"messages[{i}].{name}"
+
+    def sampling(self) -> SamplingParams:
+        """Return the parameters; without a limit the answer may run to the end of the context."""
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return self._sampling(max_tokens=limit, logprobs=self.top_logprobs if self.logprobs else None)
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    wrong = PydanticCustomError(
+        "prompt_type", "Input should be a string, a list of strings, a list of token ids or a list of such lists"
+    )
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise wrong
+    items = cast(list[Any], value)
+    if not items:
+        raise PydanticCustomError("too_short", "an empty list holds no prompt")
+    if set(map(type, items)) == {int}:
+        return [_ids(items)]
+    if len(items) > MAX_PROMPTS:
+        raise PydanticCustomError(
+            "too_long", "{got} prompts; at most {most} are served", {"got": len(items), "most": MAX_PROMPTS}
+        )
+    if all(isinstance(item, str) for item in items):
+        return items
+    if all(isinstance(item, list) and set(map(type, cast(list[Any], item))) == {int} for item in items):
+        return [_ids(item) for item in items]
+    raise wrong
+
+
+def _ids(ids: list[int]) -> list[int]:
+    if min(ids) < 0 or max(ids) >= 1 << 31:
+        raise PydanticCustomError("token_id", "a token id is outside of the vocabulary")
+    return ids
+
+
+Prompts = Annotated[
+    list[Prompt],
+    PlainValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                    "minItems": 1,
+                    "maxItems": MAX_PROMPTS,
+                },
+            ]
+        }
+    ),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompts
+    """Always a list here: each item is a text or its token ids."""
+    max_tokens: int | None = Field(default=16, ge=0, lt=1 << 31)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool = False
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _nothing_to_do(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise refuse("max_tokens", "max_tokens: 0 is of use only with echo")
+        return self
+
+    def sampling(self) -> SamplingParams:
+        """Return the parameters; with echo and logprobs the prompt is scored, too."""
+        return self._sampling(
+            max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.logprobs if self.echo else None
+        )

@@ -1,0 +1,58 @@
+"""From a validated request to the token ids of its prompts.
+
+Law: spellings of control tokens in a client's text stay text; only the model's own template writes control tokens.
+Nothing is ever cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pellucid.errors import RequestError
+from pellucid.server.openai import ChatRequest, CompletionRequest
+from pellucid.text.chat import encode_rendered
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+    from pellucid.server.service import Service
+
+
+async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
+    """Write the conversation through the model's template and encode it. Raises RequestError as the template does."""
+    llm = service.llm
+    if llm.template.source is None:
+        raise RequestError(
+            f"{service.name} has no chat template; continue text with /v1/completions instead", param="messages"
+        )
+    messages = [message.for_template() for message in body.messages]
+
+    def work() -> list[int]:
+        rendered = llm.template.render(
+            messages, add_generation_prompt=body.add_generation_prompt, extra=dict(body.chat_template_kwargs)
+        )
+        return encode_rendered(llm.tokenizer, rendered)
+
+    return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages))
+
+
+async def completion_prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
+    """Encode the prompts that are text, pass on those that are ids. Raises RequestError for one that is empty."""
+    llm = service.llm
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
+    if texts:  # a request holds texts or ids, never both
+
+        def work() -> list[list[int]]:
+            return llm.tokenizer.encode_batch(texts, add_special=body.add_special_tokens)
+
+        ids = await service.prepare(work, sum(map(len, texts)))
+    for i, prompt in enumerate(ids):
+        if not prompt:
+            raise RequestError(f"prompt {i} is empty; give at least one token", param="prompt")
+    return ids
+
+
+def prompt_text(llm: LLM, body: CompletionRequest, index: int, ids: list[int]) -> str:
+    """Return a prompt as text, to be echoed: as it came, or decoded from its ids."""
+    prompt = body.prompt[index]
+    return prompt if isinstance(prompt, str) else llm.tokenizer.decode(ids, skip_special=False)

@@ -1,0 +1,44 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pellucid.server.errors import ErrorBody
+from pellucid.server.limits import JSONRoute
+from pellucid.server.openai import CompletionRequest
+from pellucid.server.prompts import completion_prompts, prompt_text
+from pellucid.server.service import Service
+from pellucid.server.shapes import Completion, CompletionShape
+from pellucid.server.stream import Answer
+
+router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/completions", responses={200: {"model": Completion}, "default": {"model": ErrorBody}})
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue one prompt or many; choices come prompt by prompt."""
+    service: Service = request.app.state.service
+    service.check_model(body.model)
+    service.admit(body.n * len(body.prompt))
+    prompts = await completion_prompts(service, body)
+    generation = service.generation(f"cmpl-{uuid4().hex}", prompts, body.sampling(), priority=body.priority)
+    shape = CompletionShape(
+        generation.id,
+        int(time.time()),
+        service.name,
+        body.warnings(),
+        tokenizer=service.llm.tokenizer,
+        top=generation.params.logprobs,
+    )
+    if body.echo:
+        texts = [prompt_text(service.llm, body, i, ids) for i, ids in enumerate(prompts)]
+        for choice in generation.choices:
+            prompt = choice.index // body.n
+            scores = choice.seq.prompt_logprobs  # the engine fills this very list before the first token
+            shape.echo(choice.index, texts[prompt], prompts[prompt], [] if scores is None else scores)
+    return Answer(service, generation, shape, stream=body.stream, options=body.stream_options)

@@ -1,0 +1,102 @@
+"""Serving one model until someone says stop.
+
+Law: the address is taken first, so that a mistake costs no loading; the server answers probes while the model loads;
+the engine's thread is the last to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from pellucid.errors import ConfigError
+from pellucid.server.app import create_app
+from pellucid.server.auth import is_loopback
+from pellucid.server.limits import Limits
+from pellucid.server.transport import Server, bind
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+
+Ready = Callable[["LLM", str, int], None]
+"""Called with the model, the host and the port, as soon as requests are served."""
+
+
+def serve(
+    llm: LLM | Callable[[], LLM],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    name: str | None = None,
+    api_key: str | None = None,
+    allowed_hosts: Iterable[str] = (),
+    limits: Limits | None = None,
+    ready: Ready | None = None,
+) -> None:
+    """Serve a model over HTTP; returns after an orderly stop (SIGINT or SIGTERM).
+
+    Args:
+        llm: the model, or what loads it; it is loaded while the server already answers /health and /ready.
+        host: address to listen on; others than loopback need an API key.
+        port: TCP port; 0: any that is free.
+        name: under which the model is served; None: its own name.
+        api_key: what clients must bring as a bearer token.
+        allowed_hosts: names besides those of loopback under which a loopback server answers.
+        limits: bounds; None: the defaults.
+        ready: told when requests are served.
+
+    Raises:
+        ConfigError: an address that cannot be had, or may not be had without a key.
+        PellucidError: what loading the model raised.
+    """
+    if not is_loopback(host) and api_key is None:
+        raise ConfigError(
+            f"--host {host} would let anyone on the network in; set a key (PELLUCID_API_KEY=..., or --api-key), "
+            "or leave --host out to serve this machine only",
+            param="host",
+        )
+    app = create_app(
+        None if callable(llm) else llm,
+        name=name,
+        api_key=api_key,
+        allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
+        limits=limits,
+    )
+    with bind(host, port) as listener:
+        server = Server(app)
+        address = listener.getsockname()
+
+        async def run() -> None:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                model = await _in_thread(llm) if callable(llm) else llm
+                if callable(llm):
+                    app.state.service.attach(model)
+                if ready is not None:
+                    ready(model, host, address[1])
+            except BaseException:
+                server.stop()
+                await serving
+                raise
+            await serving
+
+        asyncio.run(run())
+
+
+async def _in_thread(load: Callable[[], LLM]) -> LLM:
+    """Run `load` on a thread that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[LLM] = loop.create_future()
+
+    def run() -> None:
+        try:
+            llm = load()
+        except BaseException as error:
+            loop.call_soon_threadsafe(loaded.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(loaded.set_result, llm)
+
+    threading.Thread(target=run, name="pellucid-load", daemon=True).start()
+    return await loaded

@@ -1,0 +1,156 @@
+"""Service: the loaded model and its engine thread, as the routes see them.
+
+Law: all here runs on the asyncio loop, but for the slow half of `prepare`. Whether a request may come in is asked of
+`admit`, before any work is done for it; between `start` and `close` it is live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from pellucid.engine.worker import Worker
+from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
+from pellucid.sampling.params import SamplingParams
+from pellucid.server.choices import Generation
+from pellucid.server.errors import unavailable
+from pellucid.server.limits import Limits
+from pellucid.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+
+T = TypeVar("T")
+
+STALL_AFTER = 5.0
+"""Seconds without a step, while there is work, after which the server is not ready."""
+INLINE_CHARACTERS = 2048
+"""Text up to this long is encoded on the loop; longer text would hold up the others."""
+
+
+class Service:
+    """One model being served."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        """Begin without a model; `attach` brings it."""
+        self.name = name
+        self.created = int(time.time())
+        self.limits = limits
+        self.metrics = Metrics(name)
+        self.draining = False
+        self.idle = asyncio.Event()
+        """Set while no request runs."""
+        self.idle.set()
+        self._llm: LLM | None = None
+        self._worker: Worker | None = None
+        self._live: set[Generation] = set()
+        self._texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pellucid-text")
+
+    def attach(self, llm: LLM) -> None:
+        """Serve this model from now on."""
+        self._worker = Worker(llm.engine)
+        self._worker.start()
+        self.metrics.watch(llm.engine)
+        self._llm = llm
+
+    @property
+    def loading(self) -> bool:
+        """True until there is a model."""
+        return self._llm is None
+
+    @property
+    def llm(self) -> LLM:
+        """The model. Raises HTTPError (503) while it is loading."""
+        if self._llm is None:
+            raise unavailable("The model is still loading; /ready says when it can answer")
+        return self._llm
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens."""
+        return self.llm.engine.context
+
+    def fault(self) -> str | None:
+        """Say why the server is not ready; None: it is."""
+        if self.draining:
+            return "shutting down"
+        if self._worker is None:
+            return "loading"
+        return "the engine is stalled" if self._worker.stalled(STALL_AFTER) else None
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFoundError unless `name` is the served model or empty."""
+        if name not in ("", self.name):
+            shown = name if name.isprintable() else repr(name)
+            raise ModelNotFoundError(
+                f"The model `{shown[:128]}` does not exist; this server has `{self.name}`", param="model"
+            )
+
+    def admit(self, count: int) -> None:
+        """Raise unless `count` more sequences can be taken: CapacityError (429), or HTTPError (503)."""
+        if self.draining:
+            raise self._turned_away(unavailable("The server is shutting down"))
+        config = self.llm.config
+        running = sum(len(generation.choices) for generation in self._live)
+        if running + count > config.max_seqs + config.max_queue:
+            raise self._turned_away(CapacityError(f"{running} answers run or wait and no more fit; try again later"))
+
+    def _turned_away(self, error: PellucidError) -> PellucidError:
+        self.metrics.rejected(error.code)
+        return error
+
+    async def prepare(self, work: Callable[[], T], characters: int) -> T:
+        """Run a piece of text processing: short ones here, long ones on a thread of their own."""
+        if characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+
+    def generation(
+        self, id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int = 0
+    ) -> Generation:
+        """Make the generation of one admitted request; it is live from `start` to `close`."""
+        llm, worker = self.llm, self._worker
+        if worker is None:
+            raise unavailable("The model is still loading")
+        return Generation(
+            id,
+            prompts,
+            params,
+            worker=worker,
+            tokenizer=llm.tokenizer,
+            metrics=self.metrics,
+            priority=priority,
+            deadline=self.limits.deadline,
+        )
+
+    def start(self, generation: Generation) -> None:
+        """Admit a generation and hand it to the engine. Raises as `admit`, and what the engine says of it."""
+        self.admit(len(generation.choices))
+        self._live.add(generation)
+        self.idle.clear()
+        try:
+            generation.start()
+        except CapacityError as error:
+            raise self._turned_away(error) from None
+
+    def close(self, generation: Generation) -> None:
+        """Take a generation out of the engine, whether it ended or not."""
+        generation.close()
+        self._live.discard(generation)
+        if not self._live:
+            self.idle.set()
+
+    def cancel_all(self) -> None:
+        """End what still runs; each client is told."""
+        for generation in self._live:
+            generation.cancel(unavailable("The server is shutting down; the answer is not complete"))
+
+    def stop(self) -> None:
+        """End the engine's thread. Blocks until its step is over."""
+        self.draining = True
+        self._texts.shutdown(wait=False, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.stop(0.0)

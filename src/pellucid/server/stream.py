@@ -1,0 +1,133 @@
+"""Sending an answer: as one JSON object, or as server-sent events.
+
+Law: the status is sent when the first piece is there, so what fails before that has its right status; what fails later
+is an event that holds `error`, and the stream ends. Whatever happens, the client leaving too, the generation is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pellucid.errors import EngineError, PellucidError
+from pellucid.server.choices import Generation, Piece
+from pellucid.server.errors import error_body, error_response
+from pellucid.server.openai import StreamOptions
+from pellucid.server.service import Service
+from pellucid.server.shapes import Shape
+
+log = logging.getLogger("pellucid.server")
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(data: object) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + to_json(data) + b"\n\n"
+
+
+class Answer(Response):
+    """The answer to one request, made while it is sent."""
+
+    def __init__(
+        self, service: Service, generation: Generation, shape: Shape, *, stream: bool, options: StreamOptions
+    ) -> None:
+        """Answer with what `generation`, not yet started, brings.
+
+        Args:
+            service: starts and closes the generation.
+            generation: the work.
+            shape: how it is written.
+            stream: in events, or in one.
+            options: what the events carry.
+        """
+        super().__init__()
+        self._service = service
+        self._generation = generation
+        self._shape = shape
+        self._stream = stream
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        try:
+            await until_gone(receive, self._send(scope, receive, send))
+        finally:
+            self._service.close(self._generation)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._service.start(self._generation)
+            if self._stream:
+                await self._send_events(send)
+                return
+            response = Response(to_json(await self._whole()), media_type="application/json")
+        except PellucidError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+    async def _whole(self) -> dict[str, Any]:
+        wholes = [Piece(choice.index) for choice in self._generation.choices]
+        async for pieces in self._generation.steps():
+            for piece in pieces:
+                wholes[piece.choice].add(piece)
+        return self._shape.whole(wholes, self._generation.usage())
+
+    async def _send_events(self, send: Send) -> None:
+        begun = False
+        try:
+            async for pieces in self._generation.steps():
+                if not begun:
+                    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                    begun = True
+                await send({"type": "http.response.body", "body": self._events(pieces), "more_body": True})
+            end = b"data: [DONE]\n\n"
+            if self._options.include_usage:
+                end = event(self._shape.usage_chunk(self._generation.usage())) + end
+        except Exception as error:
+            if not begun:
+                raise
+            if not isinstance(error, PellucidError):
+                log.exception("request %s failed while it was streamed", self._generation.id)
+                error = EngineError("The server failed on this request; its log has the cause")
+            end = event(error_body(error))
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _events(self, pieces: list[Piece]) -> bytes:
+        chunks = self._shape.chunks(pieces)
+        if self._options.continuous_usage_stats:
+            usage = self._generation.usage()
+            chunks = [chunk | {"usage": usage} for chunk in chunks]
+        elif self._options.include_usage:
+            chunks = [chunk | {"usage": None} for chunk in chunks]
+        return b"".join(map(event, chunks))
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` until it is done or the client has left, whichever comes first. Raises what it raises."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    if not tasks[0].cancelled():
+        tasks[0].result()
+    elif not tasks[1].cancelled():
+        tasks[1].result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

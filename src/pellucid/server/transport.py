@@ -1,0 +1,166 @@
+"""Connections and the life of the process: uvicorn, with the limits that it lacks.
+
+Law: a client that owes bytes has a deadline; so has one that does not read. An idle server has no timer at all. The
+first signal stops work in order (not ready, no new requests, running ones finish in time); the second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pellucid.errors import ConfigError
+from pellucid.server.limits import Limits
+from pellucid.server.service import Service
+
+LINGER = 2.0
+"""Seconds for which the rest of a body is read and thrown away after it was answered early."""
+
+
+class Connection(H11Protocol):
+    """One HTTP/1.1 connection."""
+
+    limits = Limits()
+    _owed: str | None = None
+    _owing: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, unless there are too many already."""
+        if len(self.connections) >= self.limits.connections:
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End every timer."""
+        if self.transport is None:  # turned away  # pyright: ignore[reportUnnecessaryComparison]
+            return
+        self._set_deadline(None, 0.0)
+        self._end_stall()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read; the deadline for headers runs from their first byte and is not put off by later ones."""
+        super().data_received(data)
+        if not self.transport.is_closing():
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        """Close a connection whose request was answered before its body had come, once the answer could be read."""
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
+            self._set_deadline("rest", LINGER)
+
+    def _watch(self) -> None:
+        state = self.conn.their_state
+        if state is h11.IDLE and self.timeout_keep_alive_task is None:
+            self._set_deadline("headers", self.limits.header_time)
+        elif state is not h11.SEND_BODY or self._owed != "rest":
+            self._set_deadline(None, 0.0)
+
+    def _set_deadline(self, owed: str | None, seconds: float) -> None:
+        """Give the client so long to send what it owes; the same thing's deadline is never put off."""
+        if owed == self._owed:
+            return
+        if self._owing is not None:
+            self._owing.cancel()
+        self._owed = owed
+        self._owing = None if owed is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        """The buffers are full: the client has some time to read."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.limits.write_stall, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._end_stall()
+
+    def _end_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server without its ticking, and with an orderly end."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._service: Service = app.state.service
+        limits = self._service.limits
+        protocol: Any = type("Connection", (Connection,), {"limits": limits})
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="on",
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=limits.header_bytes,
+            timeout_graceful_shutdown=5,
+            backlog=1024,
+        )
+        super().__init__(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Sleep until someone asks to stop; then let running requests finish, as long as the grace lasts."""
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._stop.wait()
+        self._service.draining = True
+        try:
+            async with asyncio.timeout(self._service.limits.grace):
+                await self._service.idle.wait()
+        except TimeoutError:
+            self._service.cancel_all()
+
+    def stop(self) -> None:
+        """Ask for an orderly end; from any thread."""
+        self.should_exit = True
+        self._service.draining = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop in order on the first signal, at once on the second or while there is nothing to lose."""
+        if self.should_exit or self._service.loading:
+            os._exit(128 + sig)
+        self.stop()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises ConfigError in one line if the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror or error}; give an address of this machine", param="host"
+        ) from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --port", param="port"
+        ) from None
+    return listener
