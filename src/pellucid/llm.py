@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -62,7 +62,7 @@ class LLM:
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
         seed: seed of requests that bring none; None: drawn for each, and recorded on its result.
         isa: "scalar", "avx2" or "avx512"; None: the best this processor has.
-        progress: show progress on stderr while pulling and loading; None: when stderr is a terminal.
+        progress: say on stderr what is pulled and loaded; None: when stderr is a terminal.
 
     Raises:
         ModelNotFoundError, DownloadError, ModelFileError, UnsupportedModelError, MemoryPlanError, ConfigError.
@@ -94,6 +94,7 @@ class LLM:
         progress: bool | None = None,
     ) -> None:
         from pellucid.devices.cpu import CpuDevice
+        from pellucid.models.decoder import decoder_graph
         from pellucid.models.pull import resolve
 
         config = EngineConfig(
@@ -112,7 +113,8 @@ class LLM:
             source = checkpoint.tokenizer
             tokenizer = Tokenizer.from_source(source)
             template = ChatTemplate.from_source(source, tokenizer)
-            device = CpuDevice.load(checkpoint, config)
+            with _loading(checkpoint.nbytes, _shown(progress)) as tick:
+                device = CpuDevice.load(checkpoint, decoder_graph(checkpoint.spec), config, tick)
         except BaseException:
             checkpoint.close()
             raise
@@ -339,7 +341,7 @@ class LLM:
         return answer.output
 
     @contextmanager
-    def _running(self, answers: Sequence[Answer]) -> Iterator[Callable[[], Iterable[Answer]]]:
+    def _running(self, answers: Sequence[Answer]) -> Generator[Callable[[], Iterable[Answer]]]:
         """Have the answers' sequences computed, as many at a time as the engine takes.
 
         The value waits for the next events, takes them in and returns the answers they were for.
@@ -426,7 +428,23 @@ def _shown(progress: bool | None) -> bool:
 
 
 @contextmanager
-def _bar(total: int, show: bool) -> Iterator[Callable[[int, int], None]]:
+def _loading(total: int, show: bool) -> Generator[Callable[[int], None] | None]:
+    """A bar on stderr while so many bytes of weights are loaded; small models are there before it would be."""
+    if not show or total < 256 << 20 or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    with Progress(
+        TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+@contextmanager
+def _bar(total: int, show: bool) -> Generator[Callable[[int, int], None]]:
     """A bar on stderr; the value sets prompts done and tokens generated."""
     if not show:
         yield lambda done, tokens: None

@@ -1,7 +1,8 @@
 """Every command of the README and of docs/ runs as it is pasted.
 
-Law: a `bash` block is one script; a `console` block is its `$` lines, each with the output it must have if some is shown
-(`...` stands for anything); the `python` blocks of a page are one program. A block after `<!-- not run: WHY -->` is left out.
+Law: a `bash` block is one script; a `console` block is its `$` lines, each with the output it must have if some is
+shown (`...` stands for anything); the `python` blocks of a page are one program. A block after `<!-- not run: WHY -->`
+is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"(?P<skip><!-- not run: [^>]+ -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 TIMEOUT = 300
 
 

@@ -61,12 +61,12 @@ class Conversation:
         self._params = params
         self._max_tokens = max_tokens
         self._system = system
-        self._messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, str]] = []
         self._last: tuple[RequestOutput, float, float] | None = None
 
     def turn(self, text: str) -> None:
         """Answer the user's next message on stdout. Ctrl-C stops the answer and passes on."""
-        asked = [*self._messages, {"role": "user", "content": text}]
+        asked = [*self.messages, {"role": "user", "content": text}]
         ids = self._llm.tokenize_chat(self._with_system(asked))
         context = self._llm.device.context
         if len(ids) >= context:
@@ -90,7 +90,7 @@ class Conversation:
                 answer = result.outputs[0]
                 self._last = (result, first - began, ended - first)
                 if answer.text:
-                    self._messages = [*asked, {"role": "assistant", "content": answer.text}]
+                    self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         print(flush=True)
         if result is None:
             return
@@ -112,7 +112,7 @@ class Conversation:
             case "help" | "?":
                 _say("\n".join(self.COMMANDS.values()))
             case "reset":
-                self._messages, self._last = [], None
+                self.messages, self._last = [], None
                 _say("(the conversation is forgotten)")
             case "set":
                 self._set(rest)
@@ -161,7 +161,7 @@ class Conversation:
             _say(self._system if self._system is not None else "(there is no system message)")
             return
         self._system = None if text.lower() == "none" else text
-        self._messages, self._last = [], None
+        self.messages, self._last = [], None
         _say("(the system message is set; the conversation begins anew)")
 
     def _stats(self) -> None:
@@ -177,7 +177,7 @@ class Conversation:
         if not name:
             raise RequestError("give a file: /save FILE")
         path = Path(name).expanduser()
-        content = {"model": self._llm.name, "messages": self._with_system(self._messages)}
+        content = {"model": self._llm.name, "messages": self._with_system(self.messages)}
         try:
             with path.open("x", encoding="utf-8") as file:
                 json.dump(content, file, ensure_ascii=False, indent=2)
@@ -186,7 +186,7 @@ class Conversation:
             raise RequestError(f"{path} exists already; choose another name") from None
         except OSError as error:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from None
-        _say(f"(saved {len(self._messages)} messages to {path})")
+        _say(f"(saved {len(self.messages)} messages to {path})")
 
 
 def _say(text: str) -> None:

@@ -42,7 +42,7 @@ def load(model: str, threads: int | None, ctx: int | None, kv: str, *, prefix_ca
     """The model that the options ask for."""
     from pellucid.llm import LLM
 
-    return LLM(model, threads=threads, ctx=ctx, kv=kv, prefix_cache=prefix_cache)
+    return LLM(model, threads=threads, ctx=ctx, kv=kv, prefix_cache=prefix_cache, progress=True)
 
 
 def sampling(

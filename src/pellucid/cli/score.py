@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +141,7 @@ def _losses(llm: LLM, ids: list[int], cut: list[Window], tick: Callable[[float],
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[float], None]]:
+def _bar(total: int) -> Generator[Callable[[float], None]]:
     """A bar on stderr while windows are computed, if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda perplexity: None
