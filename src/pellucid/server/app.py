@@ -6,7 +6,6 @@ has a body of one shape.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -54,8 +53,7 @@ def create_app(
         if llm is not None:
             service.attach(llm)
         yield
-        service.cancel_all()
-        await asyncio.to_thread(service.stop)
+        service.stop()
 
     app = FastAPI(
         title="Pellucid",

@@ -11,7 +11,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
 
 from pellucid.engine.events import Event, TokenEvent
 from pellucid.engine.sequence import Sequence as EngineSequence

@@ -1,7 +1,7 @@
 """Serving one model until someone says stop.
 
 Law: the address is taken first, so that a mistake costs no loading; the server answers probes while the model loads;
-the engine's thread is the last to go.
+what it loaded itself it closes, last of all.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def serve(
         address = listener.getsockname()
 
         async def run() -> None:
+            model: LLM | None = None
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 model = await _in_thread(llm) if callable(llm) else llm
@@ -76,11 +77,12 @@ def serve(
                     app.state.service.attach(model)
                 if ready is not None:
                     ready(model, host, address[1])
-            except BaseException:
+                await serving
+            finally:
                 server.stop()
                 await serving
-                raise
-            await serving
+                if callable(llm) and model is not None:
+                    await asyncio.to_thread(model.close)
 
         asyncio.run(run())
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from pellucid.engine.worker import Worker
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.choices import Generation
@@ -21,6 +20,7 @@ from pellucid.server.limits import Limits
 from pellucid.server.metrics import Metrics
 
 if TYPE_CHECKING:
+    from pellucid.engine.worker import Worker
     from pellucid.llm import LLM
 
 T = TypeVar("T")
@@ -51,8 +51,7 @@ class Service:
 
     def attach(self, llm: LLM) -> None:
         """Serve this model from now on."""
-        self._worker = Worker(llm.engine)
-        self._worker.start()
+        self._worker = llm.worker
         self.metrics.watch(llm.engine)
         self._llm = llm
 
@@ -149,8 +148,7 @@ class Service:
             generation.cancel(unavailable("The server is shutting down; the answer is not complete"))
 
     def stop(self) -> None:
-        """End the engine's thread. Blocks until its step is over."""
+        """Take no more requests and end those that run; the model stays as it is."""
         self.draining = True
+        self.cancel_all()
         self._texts.shutdown(wait=False, cancel_futures=True)
-        if self._worker is not None:
-            self._worker.stop(0.0)

@@ -7,7 +7,9 @@ of a choice carries its role together with its first text, never alone; its end 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from typing_extensions import TypedDict
 
 from pellucid.server.choices import Piece, Usage, characters
 

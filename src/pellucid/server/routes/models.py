@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
 
 from fastapi import APIRouter, Request
+from typing_extensions import TypedDict
 
 from pellucid.server.errors import ErrorBody
 from pellucid.server.service import Service

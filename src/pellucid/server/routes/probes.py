@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from pellucid import __version__
 from pellucid.server.errors import ErrorBody, unavailable
