@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pellucid.cli import options
+from pellucid.cli.inputs import read_argument, visible
 from pellucid.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def run(
         stop=stop,
         logprobs=logprobs,
     )
-    text = read_prompt(prompt)
+    text = read_argument(prompt, 'pellucid run "What is a transformer?"')
     started = time.perf_counter()
     with options.load(model, threads, ctx, kv) as llm:
         loaded = time.perf_counter()
@@ -94,42 +95,11 @@ def run(
         print(stats_line(result, first - loaded, ended - first, load=loaded - started), file=sys.stderr)
 
 
-def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or standard input. Raises RequestError if there is none, or it is not UTF-8."""
-    if prompt is not None and prompt != "-":
-        text = prompt
-    else:
-        if prompt is None and sys.stdin.isatty():
-            raise RequestError('there is no prompt; give one: pellucid run "What is a transformer?"')
-        data = sys.stdin.buffer.read()
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RequestError(f"standard input is not UTF-8 text (byte {error.start})") from None
-    if not text:
-        raise RequestError('the prompt is empty; give one: pellucid run "What is a transformer?"')
-    return text
-
-
 def write(chunk: Chunk) -> None:
     """Print a chunk's text at once. On a terminal, control characters that could steer it are made visible."""
     if chunk.text:
         sys.stdout.write(visible(chunk.text) if sys.stdout.isatty() else chunk.text)
         sys.stdout.flush()
-
-
-def visible(text: str) -> str:
-    """Text with its control characters, other than newline and tab, replaced by their pictures (ESC by U+241B)."""
-    return "".join(
-        chr(0x2400 + ord(c))
-        if c < " " and c not in "\n\t"
-        else "\u2421"
-        if c == "\x7f"
-        else "\ufffd"
-        if "\x80" <= c < "\xa0"
-        else c
-        for c in text
-    )
 
 
 def stats_line(result: RequestOutput, to_first: float, decoding: float, *, load: float | None = None) -> str:

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pellucid.cli import options
+from pellucid.cli.inputs import read_file
 from pellucid.errors import RequestError
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def score(
         raise RequestError(
             f"--context {context} leaves nothing to score in a window of {chunk}; give {chunk - 2} or less"
         )
-    text = read_text(file)
+    text = read_file(file)
     with options.load(model, threads, max(chunk, 16), kv, prefix_cache=False) as llm:
         ids = llm.tokenize(text)
         if len(ids) < 2:
-            raise RequestError(f"{file} holds {len(ids)} tokens; it takes two to score one")
+            raise RequestError(f"the text is {len(ids)} tokens long; it takes two to score one")
         cut = windows(len(ids), chunk, stride, context)
         began = time.perf_counter()
         with _bar(len(cut)) as tick:
@@ -112,18 +112,6 @@ def score(
         f"{len(losses)} of {len(ids)} tokens scored, {len(cut)} windows of {chunk}, one every {stride}, after {context}"
     )
     print(f"{computed / elapsed:.0f} tokens/s, {elapsed:.1f} s")
-
-
-def read_text(file: str) -> str:
-    """Text of a UTF-8 file, or of standard input for "-". Raises RequestError that says what is wrong with it."""
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}") from None
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file} is not UTF-8 text (byte {error.start})") from None
 
 
 def _losses(llm: LLM, ids: list[int], cut: list[Window], tick: Callable[[float], None]) -> Iterator[float]:

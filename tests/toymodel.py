@@ -1,0 +1,107 @@
+"""A model of bytes that says what it is told to, so that tests of the API and the commands need no real one.
+
+Law: token b is byte b; what follows the last `>` of a prompt is the script chosen by the prompt's first character. The
+device keeps tokens in pages as a real one keeps K and V, so what comes out is right only if pages and positions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid.config import EngineConfig
+from pellucid.devices.base import Batch
+from pellucid.llm import LLM
+from pellucid.models.tokens import CONTROL, NORMAL, TokenizerSource
+from pellucid.text.chat import ChatTemplate
+from pellucid.text.tokenizer import Tokenizer
+
+BOS, EOS, USER, BOT = 256, 257, 258, 259
+SPECIALS = ("<s>", "</s>", "<user>", "<bot>")
+VOCAB = 260
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{% elif m.role == 'assistant' %}<bot>{% endif %}"
+    "{{ m.content }}{% endfor %}<bot>"
+)
+SCRIPTS = {"a": "apples and pears", "b": "one. two. three.", "é": "né", "u": "über 🌧️ rain", "l": "x" * 2000}
+
+
+def byte_pieces() -> list[str]:
+    """The piece of each byte in the byte-to-unicode alphabet of byte-level BPE."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in plain]
+    return [chr(b) if b in plain else chr(256 + others.index(b)) for b in range(256)]
+
+
+def source(template: str | None = TEMPLATE) -> TokenizerSource:
+    pieces = [*byte_pieces(), *SPECIALS]
+    return TokenizerSource(
+        kind="bpe",
+        pieces=pieces,
+        types=np.array([NORMAL] * 256 + [CONTROL] * 4, np.int32),
+        merges=[],
+        pre="gpt-2",
+        bos_id=BOS,
+        eos_id=EOS,
+        eot_ids=(EOS,),
+        chat_template=template,
+    )
+
+
+class ScriptDevice:
+    """Says the scripts. `fail_at` makes the step at that position raise."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, config: EngineConfig, scripts: Mapping[str, str] = SCRIPTS, fail_at: int | None = None) -> None:
+        self.config = config
+        self.context = config.ctx or 4096
+        self.page_size = config.page_size
+        self.page_count = config.kv_pages or 64
+        self.max_rows = config.token_budget
+        self.scripts = {key.encode()[0]: text.encode() for key, text in scripts.items()}
+        self.fail_at = fail_at
+        self.steps = 0
+        self._store = np.full((self.page_count, self.page_size), -1, np.int32)
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        self.steps += 1
+        wanted = set(batch.logit_rows.tolist())
+        out: list[NDArray[np.float32]] = []
+        for s in range(len(batch.seq_starts) - 1):
+            pages = batch.page_tables[s]
+            for row in range(batch.seq_starts[s], batch.seq_starts[s + 1]):
+                at = int(batch.positions[row])
+                if at == self.fail_at:
+                    raise RuntimeError("the toy device was told to fail here")
+                self._store[pages[at // self.page_size], at % self.page_size] = batch.tokens[row]
+                if row in wanted:
+                    out.append(
+                        self._logits(self._store[pages[: at // self.page_size + 1]].reshape(-1)[: at + 1].tolist())
+                    )
+        return np.stack(out) if out else np.empty((0, VOCAB), np.float32)
+
+    def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        mark = max((i for i, t in enumerate(tokens) if t in (ord(">"), BOT)), default=-1)
+        first = next((t for t in tokens if t < 256), ord("a"))
+        script = self.scripts.get(first, b"?")
+        said = len(tokens) - 1 - mark
+        following = script[said] if said < len(script) else EOS
+        logits = -np.arange(VOCAB, dtype=np.float32) / 100
+        logits[following] = 12.0
+        return logits
+
+
+def toy_llm(
+    *, template: str | None = TEMPLATE, fail_at: int | None = None, name: str = "toy", **options: object
+) -> LLM:
+    """An LLM that says the scripts; options are EngineConfig's."""
+    config = replace(EngineConfig(threads=1, ctx=512, kv_pages=64), **options)  # type: ignore[arg-type]
+    tokens = source(template)
+    tokenizer = Tokenizer.from_source(tokens)
+    return LLM.of(
+        tokenizer, ChatTemplate.from_source(tokens, tokenizer), ScriptDevice(config, fail_at=fail_at), config, name
+    )
