@@ -32,10 +32,7 @@ struct Features {
   bool avx512vnni = __builtin_cpu_supports("avx512vnni");
 
   bool set_avx2() const { return avx2 && fma && f16c && bmi2; }
-  bool set_avx512() const {
-    return set_avx2() && avx512f && avx512bw && avx512dq && avx512vl && avx512vnni && avx512vbmi &&
-           avx512bf16;
-  }
+  bool set_avx512() const { return set_avx2() && avx512f && avx512bw && avx512dq && avx512vl && avx512vnni; }
 };
 
 const Features& features() {

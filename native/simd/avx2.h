@@ -4,6 +4,8 @@
 
 #include "simd/base.h"
 
+#define PELLUCID_UNROLL PELLUCID_UNROLL_PRAGMA  // loops over registers
+
 namespace pellucid {
 namespace {
 
@@ -25,6 +27,7 @@ struct Avx2 {
   };
   static constexpr int kRowTile = 4;
   static constexpr int kFloatTile = 2;
+  static constexpr int kQueryTile = 4;  // queries that attend together
 
   // Floats.
   static PELLUCID_INLINE F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -4,6 +4,8 @@
 
 #include "simd/base.h"
 
+#define PELLUCID_UNROLL PELLUCID_UNROLL_PRAGMA  // loops over registers
+
 namespace pellucid {
 namespace {
 namespace simd {
@@ -15,6 +17,7 @@ struct Avx512 {
   using B = __m512i;
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
+  static constexpr int kQueryTile = 8;  // queries that attend together
 
   // Floats.
   static PELLUCID_INLINE F set1(float x) { return _mm512_set1_ps(x); }

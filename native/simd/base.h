@@ -12,9 +12,9 @@
 
 #define PELLUCID_INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
-#define PELLUCID_UNROLL _Pragma("unroll")
+#define PELLUCID_UNROLL_PRAGMA _Pragma("unroll")
 #else
-#define PELLUCID_UNROLL _Pragma("GCC unroll 8")
+#define PELLUCID_UNROLL_PRAGMA _Pragma("GCC unroll 8")
 #endif
 
 namespace pellucid {

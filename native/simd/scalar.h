@@ -3,6 +3,8 @@
 #include "simd/base.h"
 #include "simd/half.h"
 
+#define PELLUCID_UNROLL  // a vector is a loop here; unrolled, it only makes the code large
+
 namespace pellucid {
 namespace {
 namespace simd {
@@ -18,8 +20,9 @@ struct Scalar {
   struct B {
     uint8_t v[64];
   };
-  static constexpr int kRowTile = 4;    // rows of activations a quantised kernel takes at once
-  static constexpr int kFloatTile = 4;  // the same for float formats
+  static constexpr int kRowTile = 2;    // rows of activations a quantised kernel takes at once
+  static constexpr int kFloatTile = 2;  // the same for float formats
+  static constexpr int kQueryTile = 1;  // queries that attend together
 
 #define PELLUCID_LANES(type, expression)              \
   type r;                                             \
