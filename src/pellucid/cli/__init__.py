@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 _CLI_ERROR: type[Exception] = _USAGE_ERROR.__bases__[0]
@@ -57,7 +58,7 @@ class _Commands(TyperGroup):
         about = {name: text for theme in COMMANDS.values() for name, text in theme}.get(cmd_name)
         if about is None:
             return None
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SETTINGS)
         single.command(name=cmd_name, no_args_is_help=False)(
             getattr(import_module(f"pellucid.cli.{cmd_name}"), cmd_name)
         )
@@ -79,7 +80,9 @@ class _Commands(TyperGroup):
         formatter.write("\n".join(lines) + "\n")  # type: ignore[attr-defined]
 
 
-app = typer.Typer(cls=_Commands, name="pellucid", invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=_Commands, name="pellucid", invoke_without_command=True, rich_markup_mode=None, context_settings=SETTINGS
+)
 
 
 def _version(wanted: bool) -> None:
