@@ -117,7 +117,7 @@ def stats_line(result: RequestOutput, to_first: float, decoding: float, *, load:
 
 def _ending(result: RequestOutput) -> str:
     answer = result.outputs[0]
-    return f"stop {answer.stop_reason!r}" if answer.stop_reason is not None else str(answer.finish_reason)
+    return f"stop {answer.stop_reason!r}" if answer.stop_reason is not None else answer.finish_reason or "Ctrl-C"
 
 
 def _tokens(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
