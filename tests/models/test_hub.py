@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import socket
 import threading
 from pathlib import Path
 
@@ -192,6 +193,14 @@ def test_nobody_listens(fake_hub: FakeHub) -> None:
     fake_hub.close()
     with pytest.raises(DownloadError, match="cannot connect"):
         resolve("org/m", progress=False)
+
+
+def test_a_hub_that_never_answers(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(DownloadError, match="did not answer in time"):
+            resolve("org/m", progress=False)
 
 
 def test_no_such_host(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

