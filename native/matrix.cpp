@@ -72,18 +72,6 @@ constexpr Row kRows[kFormats] = {
     blocks<Q8_0<S>>("q8_0"), blocks<Q4_K<S>>("q4_k"), blocks<Q6_K<S>>("q6_k"),
 };
 
-size_t packed_bytes(Format format, int rows, int cols) {
-  const FormatInfo& info = format_info(format);
-  if (rows <= 0 || cols <= 0 || rows > INT_MAX - kPanel || cols > (1 << 24))
-    throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
-                                " is outside what the kernels take");
-  if (cols % info.cols != 0)
-    throw std::invalid_argument("rows of " + std::to_string(cols) + " values are not whole blocks of " +
-                                std::to_string(info.cols) + " (" + info.name + ")");
-  const size_t panels = static_cast<size_t>((rows + kPanel - 1) / kPanel);
-  return panels * static_cast<size_t>(cols / info.cols) * static_cast<size_t>(info.bytes);
-}
-
 }  // namespace
 
 const FormatInfo& format_info(Format format) { return kRows[static_cast<int>(format)].info; }
@@ -94,13 +82,28 @@ Format format_named(const std::string& name) {
   throw std::invalid_argument("the kernels have no format named " + name);
 }
 
+int64_t packed_bytes(Format format, int rows, int cols) {
+  const FormatInfo& info = format_info(format);
+  if (rows <= 0 || cols <= 0 || rows > INT_MAX - kPanel || cols > (1 << 24))
+    throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
+                                " is outside what the kernels take");
+  if (cols % info.cols != 0)
+    throw std::invalid_argument("rows of " + std::to_string(cols) + " values are not whole blocks of " +
+                                std::to_string(info.cols) + " (" + info.name + ")");
+  const int64_t panels = (rows + kPanel - 1) / kPanel;
+  return panels * (cols / info.cols) * info.bytes;
+}
+
 void repack(Format format, const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0,
             int panel1, uint8_t* dst) {
   kRows[static_cast<int>(format)].repack(src, src_row_bytes, rows, cols, panel0, panel1, dst);
 }
 
 PackedMatrix::PackedMatrix(Format format, int rows, int cols, bool huge_pages)
-    : format_(format), rows_(rows), cols_(cols), buffer_(packed_bytes(format, rows, cols), huge_pages) {}
+    : format_(format),
+      rows_(rows),
+      cols_(cols),
+      buffer_(static_cast<size_t>(packed_bytes(format, rows, cols)), huge_pages) {}
 
 int64_t PackedMatrix::file_row_bytes() const {
   const FormatInfo& info = format_info(format_);

@@ -21,6 +21,10 @@ const FormatInfo& format_info(Format format);
 // Throws std::invalid_argument when there is no format of that name.
 Format format_named(const std::string& name);
 
+// Bytes of a packed matrix; throws std::invalid_argument when cols are not whole blocks or a number is out of
+// bounds.
+int64_t packed_bytes(Format format, int rows, int cols);
+
 // Rows of `src` (src_row_bytes apart, whole matrix) into the panels [panel0, panel1) of `dst`, which starts
 // at panel 0. Rows past `rows` in the last panel become zeros. Panels may be packed by several threads at
 // once.

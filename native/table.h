@@ -1,6 +1,7 @@
 // Fills the table of one instruction set; the last thing each isa_*.cpp includes. Formats stand in the enum's
 // order.
 #pragma once
+#include "attention.h"
 #include "kernels.h"
 #include "matmul.h"
 #include "quantize.h"
@@ -20,6 +21,7 @@ constexpr Kernels make_table() {
       .unpack_row = {unpack_floats<F32<S>>, unpack_floats<F16<S>>, unpack_floats<BF16<S>>,
                      unpack_quantized<Q4_0<S>>, unpack_quantized<Q4_1<S>>, unpack_quantized<Q5_0<S>>,
                      unpack_quantized<Q8_0<S>>, unpack_quantized<Q4_K<S>>, unpack_quantized<Q6_K<S>>},
+      .rows = row_kernels<S>(),
   };
 }
 

@@ -1,0 +1,156 @@
+// Binding of the pool, the KV store and the plan. Law: no arithmetic; check shapes, release the GIL, call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.h"
+#include "dispatch.h"
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace pellucid;
+
+namespace {
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// The memory of the paged KV cache.
+struct KvStore {
+  KvLayout layout;
+  AlignedBuffer memory;
+
+  KvStore(const std::string& format, int layers, int pages, int page_size, int kv_heads, int d_head) {
+    layout.format = format == "q8_0" ? KvFormat::q8_0 : KvFormat::f16;
+    if (format != "f16" && format != "q8_0") throw nb::value_error("KV format must be f16 or q8_0");
+    if (layers < 1 || pages < 1 || kv_heads < 1 || d_head < 1 || page_size < kKeyGroup || page_size % kKeyGroup)
+      throw nb::value_error("KV sizes must be positive, page_size a multiple of 16");
+    if (layout.format == KvFormat::q8_0 && d_head % 32) throw nb::value_error("q8_0 needs heads of a multiple of 32 values");
+    layout.layers = layers;
+    layout.pages = pages;
+    layout.page_size = page_size;
+    layout.kv_heads = kv_heads;
+    layout.d_head = d_head;
+    memory = AlignedBuffer(static_cast<size_t>(layout.layers * layout.layer_bytes()));
+    layout.base = memory.data();
+  }
+};
+
+// A plan with the Python objects whose memory it reads.
+struct BoundPlan {
+  nb::object pool, kv;
+  std::vector<nb::object> matrices;
+  std::vector<const float*> constants;
+  Plan plan;
+
+  BoundPlan(nb::object pool_, nb::object kv_, const std::string& isa, int heads, int vocab, int context, int max_rows,
+            int64_t arena_row_bytes)
+      : pool(pool_),
+        kv(kv_),
+        plan(nb::cast<Pool&>(pool_), isa.empty() ? kernels() : named(isa), nb::cast<KvStore&>(kv_).layout, heads, vocab,
+             context, max_rows, arena_row_bytes) {}
+
+  static const Kernels& named(const std::string& isa) {
+    const Kernels* k = kernels_for(isa.c_str());
+    if (!k) throw nb::value_error("this processor, or this build, has no such instruction set");
+    return *k;
+  }
+  const float* constant(int id) const { return id < 0 ? nullptr : constants.at(static_cast<size_t>(id)); }
+  const PackedMatrix* matrix(nb::handle object) {
+    matrices.push_back(nb::borrow(object));
+    return nb::cast<PackedMatrix*>(object);
+  }
+};
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+
+  nb::class_<KvStore>(m, "KvStore")
+      .def(nb::init<const std::string&, int, int, int, int, int>(), "format"_a, "layers"_a, "pages"_a, "page_size"_a,
+           "kv_heads"_a, "d_head"_a)
+      .def_prop_ro("nbytes", [](const KvStore& s) { return s.layout.layers * s.layout.layer_bytes(); })
+      .def_prop_ro("page_bytes", [](const KvStore& s) { return s.layout.layers * s.layout.page_bytes(); })
+      .def(
+          "page",
+          [](KvStore& s, int layer, int page) {
+            if (layer < 0 || layer >= s.layout.layers || page < 0 || page >= s.layout.pages)
+              throw nb::index_error("no such page");
+            const size_t shape[1] = {static_cast<size_t>(s.layout.page_bytes())};
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.layout.k(layer, page, 0), 1, shape, nb::find(s));
+          },
+          "layer"_a, "page"_a, nb::rv_policy::reference_internal);
+
+  nb::class_<BoundPlan>(m, "Plan")
+      .def(nb::init<nb::object, nb::object, const std::string&, int, int, int, int, int64_t>(), "pool"_a, "kv"_a, "isa"_a,
+           "heads"_a, "vocab"_a, "context"_a, "max_rows"_a, "arena_row_bytes"_a)
+      .def_prop_ro("scratch_bytes", [](const BoundPlan& p) { return p.plan.scratch_bytes(); })
+      .def("slot", [](BoundPlan& p, int64_t offset, int64_t row_bytes) { return p.plan.slot(offset, row_bytes); })
+      .def("constant",
+           [](BoundPlan& p, Floats values) {
+             p.constants.push_back(p.plan.constant({values.data(), values.data() + values.size()}));
+             return static_cast<int>(p.constants.size()) - 1;
+           })
+      .def("embed", [](BoundPlan& p, int out, nb::object table,
+                       float scale) { p.plan.push(EmbedOp{out, p.matrix(table), scale}); })
+      .def("rms_norm",
+           [](BoundPlan& p, int out, int x, int groups, int n, int weight, float eps, int quant, bool selected) {
+             p.plan.push(NormOp{out, x, groups, n, p.constant(weight), eps, quant, selected});
+           })
+      .def("multiply", [](BoundPlan& p, int out, int x, int groups, int n, int weight,
+                          bool selected) { p.plan.push(MultiplyOp{out, x, groups, n, p.constant(weight), selected}); })
+      .def("quantize", [](BoundPlan& p, int out, int x, int n,
+                          bool selected) { p.plan.push(QuantizeOp{out, x, n, selected}); })
+      .def("linear",
+           [](BoundPlan& p, int x, int quant, const std::vector<std::tuple<int, nb::object, int>>& parts, int residual,
+              bool selected) {
+             LinearOp op{x, quant, {}, residual, selected};
+             for (const auto& [out, matrix, bias] : parts) op.parts.push_back({out, p.matrix(matrix), p.constant(bias)});
+             p.plan.push(std::move(op));
+           })
+      .def("rope",
+           [](BoundPlan& p, int out, int x, int heads, int d_head, int half, int cos, int sin) {
+             p.plan.push(RopeOp{out, x, heads, d_head, half, p.constant(cos), p.constant(sin)});
+           })
+      .def("store_kv", [](BoundPlan& p, int k, int v, int layer) { p.plan.push(StoreOp{k, v, layer}); })
+      .def("attention",
+           [](BoundPlan& p, int out, int q, int layer, int heads, float scale, int window) {
+             p.plan.push(AttentionOp{out, q, layer, heads, scale, window});
+           })
+      .def("glu",
+           [](BoundPlan& p, int out, int gate, int up, int n, bool gelu, int quant) {
+             p.plan.push(GluOp{out, gate, up, n, gelu ? Activation::gelu_tanh : Activation::silu, quant});
+           })
+      .def("add", [](BoundPlan& p, int out, int a, int b, int n) { p.plan.push(AddOp{out, a, b, n}); })
+      .def("select", [](BoundPlan& p, int out, int x, int n) { p.plan.push(SelectOp{out, x, n}); })
+      .def(
+          "run",
+          [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows, Logits logits) {
+            Step s;
+            s.rows = static_cast<int>(tokens.size());
+            s.seqs = static_cast<int>(seq_starts.size()) - 1;
+            s.table_width = static_cast<int>(page_tables.shape(1));
+            s.wanted = static_cast<int>(logit_rows.size());
+            s.tokens = tokens.data();
+            s.positions = positions.data();
+            s.seq_starts = seq_starts.data();
+            s.page_tables = page_tables.data();
+            s.logit_rows = logit_rows.data();
+            s.logits = logits.data();
+            if (positions.size() != tokens.size() || s.seqs < 1 || static_cast<int>(page_tables.shape(0)) != s.seqs ||
+                static_cast<int>(logits.shape(0)) < s.wanted || static_cast<int>(logits.shape(1)) != p.plan.vocab())
+              throw nb::value_error("step: arrays differ in length");
+            const nb::gil_scoped_release free;
+            p.plan.run(s);
+          },
+          "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a);
+
+  m.attr("RESULT") = kResult;
+  m.attr("NONE") = kNone;
+}

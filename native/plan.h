@@ -1,0 +1,178 @@
+// A plan: the ops of a model, lowered once, walked by a pool of threads in one call a step.
+// Law: the list is fixed when the plan is built; a step brings rows, never choices. Between two ops all threads meet. How
+// work is split over threads changes no bit, since every output is computed whole by one thread in a stated order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels.h"
+#include "kv.h"
+#include "matrix.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace pellucid {
+
+// Where a value lies: rows of `stride` bytes from `offset` (bytes a row) in the arena.
+struct Slot {
+  int64_t offset = 0;
+  int64_t stride = 0;
+};
+constexpr int kResult = -1;  // the slot that is the caller's own buffer of logits
+constexpr int kNone = -2;    // no value
+
+// The rows of one step.
+struct Step {
+  int rows = 0, seqs = 0, table_width = 0, wanted = 0;
+  const int32_t *tokens = nullptr, *positions = nullptr;  // (rows)
+  const int32_t* seq_starts = nullptr;                    // (seqs + 1)
+  const int32_t* page_tables = nullptr;                   // (seqs, table_width)
+  const int32_t* logit_rows = nullptr;                    // (wanted)
+  float* logits = nullptr;                                // (wanted, vocab)
+};
+
+// Rows of one sequence that attend together, so that they read each key once.
+struct Tile {
+  int seq, row, rows;
+};
+
+struct Frame;
+
+struct EmbedOp {
+  int out;
+  const PackedMatrix* table;
+  float scale;
+  void run(const Frame& f, int thread) const;
+};
+struct NormOp {
+  int out, x, groups, n;
+  const float* weight;  // or null
+  float eps;
+  int quant;
+  bool selected;
+  void run(const Frame& f, int thread) const;
+};
+struct MultiplyOp {
+  int out, x, groups, n;
+  const float* weight;
+  bool selected;
+  void run(const Frame& f, int thread) const;
+};
+struct QuantizeOp {
+  int out, x, n;
+  bool selected;
+  void run(const Frame& f, int thread) const;
+};
+struct LinearPart {
+  int out;
+  const PackedMatrix* matrix;
+  const float* bias;  // or null
+};
+struct LinearOp {
+  int x, quant;  // floats, and the same quantised where a part's format asks for it
+  std::vector<LinearPart> parts;
+  int residual;
+  bool selected;
+  void run(const Frame& f, int thread) const;
+};
+struct RopeOp {
+  int out, x, heads, d_head, half;
+  const float *cos, *sin;  // (context, half)
+  void run(const Frame& f, int thread) const;
+};
+struct StoreOp {
+  int k, v, layer;
+  void run(const Frame& f, int thread) const;
+};
+struct AttentionOp {
+  int out, q, layer, heads;
+  float scale;
+  int window;
+  void run(const Frame& f, int thread) const;
+};
+struct GluOp {
+  int out, gate, up, n;
+  Activation kind;
+  int quant;
+  void run(const Frame& f, int thread) const;
+};
+struct AddOp {
+  int out, a, b, n;
+  void run(const Frame& f, int thread) const;
+};
+struct SelectOp {
+  int out, x, n;
+  void run(const Frame& f, int thread) const;
+};
+using PlanOp = std::variant<EmbedOp, NormOp, MultiplyOp, QuantizeOp, LinearOp, RopeOp, StoreOp, AttentionOp, GluOp, AddOp,
+                            SelectOp>;
+
+class Plan {
+ public:
+  // `heads` query heads in every layer. Throws std::invalid_argument where the numbers cannot be used.
+  Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int vocab, int context, int max_rows,
+       int64_t arena_row_bytes);
+
+  int slot(int64_t offset, int64_t row_bytes);       // a new slot; its number
+  const float* constant(std::vector<float> values);  // kept as long as the plan
+  void push(PlanOp op) { ops_.push_back(std::move(op)); }
+
+  // One step. Throws std::invalid_argument, with what is wrong, before anything is written.
+  void run(const Step& step);
+
+  int vocab() const { return vocab_; }
+  int max_rows() const { return max_rows_; }
+  int64_t scratch_bytes() const { return static_cast<int64_t>(arena_.size() + partials_.size()); }
+
+ private:
+  friend struct Frame;
+  void check(const Step& step) const;
+
+  Pool& pool_;
+  const Kernels& kernels_;
+  KvLayout kv_;
+  int heads_, vocab_, context_, max_rows_;
+  AlignedBuffer arena_;
+  AlignedBuffer partials_;  // of attention whose chunks are spread over threads
+  std::vector<Slot> slots_;
+  std::vector<PlanOp> ops_;
+  std::vector<std::unique_ptr<std::vector<float>>> constants_;
+};
+
+// A plan at one step: what an op sees.
+struct Frame {
+  const Kernels& kernels;
+  const RowKernels& rows;
+  const KvLayout& kv;
+  Pool& pool;
+  const Step& step;
+  std::vector<Tile> tiles;
+  int chunks;       // of 256 keys, in the longest sequence of the step
+  float* partials;  // see attend.cpp
+  const std::vector<Slot>& slots;
+  uint8_t* arena;
+  int max_rows, vocab;
+
+  Frame(Plan& plan, const Step& step);
+
+  int count(bool selected) const { return selected ? step.wanted : step.rows; }
+  int64_t stride(int slot) const { return slot == kResult ? int64_t{4} * vocab : slots[static_cast<size_t>(slot)].stride; }
+  uint8_t* bytes(int slot, int row) const {
+    if (slot == kResult) return reinterpret_cast<uint8_t*>(step.logits + int64_t{row} * vocab);
+    const Slot& s = slots[static_cast<size_t>(slot)];
+    return arena + s.offset * max_rows + s.stride * row;
+  }
+  float* floats(int slot, int row) const { return reinterpret_cast<float*>(bytes(slot, row)); }
+};
+
+constexpr int kSpreadBelow = 4;  // attention spreads chunks over threads when items are fewer than this a thread
+
+// Query rows of a tile, and the sets of at most kMaxQueries heads of one KV head that attend in turn.
+constexpr int tile_rows(int group) { return group >= kMaxQueries ? 1 : kMaxQueries / group; }
+constexpr int head_sets(int group) { return (group + kMaxQueries - 1) / kMaxQueries; }
+
+}  // namespace pellucid

@@ -1,0 +1,41 @@
+// The kernels that work on one row, or on a few queries: the other half of the table in kernels.h.
+// Law: the bits of an output depend on its own operands only, and are equal in every instruction set.
+#pragma once
+#include <cstdint>
+
+#include "kv.h"
+
+namespace pellucid {
+
+enum class Activation : int { silu, gelu_tanh };
+
+constexpr int kChunk = 256;     // keys that attention takes between two rescalings
+constexpr int kMaxQueries = 8;  // queries that attend together
+constexpr int kMaxHead = 512;   // values of a head
+
+// Queries of one sequence and one KV head against the keys of one chunk, [256 chunk, 256 chunk + 256).
+struct AttendChunk {
+  const KvLayout* kv;
+  const int32_t* page_table;  // of the sequence
+  int layer, kv_head, chunk;
+  int queries;              // 1 to kMaxQueries
+  const float* const* q;    // d_head floats each
+  const int *first, *last;  // keys that each query sees: absolute, inside the chunk, both included
+  float scale;
+  float *max, *sum;   // out, one a query
+  float* const* acc;  // out, d_head floats a query: values weighted by exp(score - max), not divided by sum
+};
+
+struct RowKernels {
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*multiply)(const float* x, const float* weight, int n, float* out);
+  void (*add)(const float* a, const float* b, int n, float* out);
+  void (*scale)(const float* x, float factor, int n, float* out);
+  void (*glu)(Activation kind, const float* gate, const float* up, int n, float* out);
+  void (*rope)(const float* x, const float* cos, const float* sin, int half, int d_head, float* out);
+  void (*store_kv)(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k, const float* v);
+  void (*attend[static_cast<int>(KvFormat::count)])(const AttendChunk& a);
+  void (*merge_chunk)(float* max, float* sum, float* acc, float part_max, float part_sum, const float* part, int d);
+};
+
+}  // namespace pellucid

@@ -1,0 +1,233 @@
+"""The CPU device: loads a checkpoint's weights into the native core, builds its plan, runs steps.
+
+Law: everything is decided at load. `run` checks nothing that the core checks, and is one native call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid import _core
+from pellucid.config import EngineConfig
+from pellucid.devices.base import Batch
+from pellucid.devices.lower import Lowered, Record, lower
+from pellucid.errors import ConfigError, EngineError, MemoryPlanError
+from pellucid.formats import Weight
+from pellucid.graph.fuse import fuse
+from pellucid.graph.graph import Graph
+from pellucid.graph.ops import RopeSpec, Value
+from pellucid.graph.reference import rope_angles
+from pellucid.kv.store import KVGeometry
+
+FLOAT_FORMATS = frozenset({"f32", "f16", "bf16"})
+"""Formats whose products take float activations; all others take int8 rows."""
+
+
+class Shape(Protocol):
+    """What the device needs to know of a model beside its graph (a ModelSpec has it)."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def d_head(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+
+
+class WeightSource(Protocol):
+    """Where weights come from (a Checkpoint has it)."""
+
+    @property
+    def spec(self) -> Shape: ...
+    def weights(self) -> Iterator[Weight]: ...
+    def release(self, weight: Weight) -> None: ...
+
+
+class CpuDevice:
+    """A model on the CPU. Build it with `load`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        shape: Shape,
+        matrices: dict[str, _core.Matrix],
+        vectors: dict[str, NDArray[np.float32]],
+        config: EngineConfig,
+    ) -> None:
+        """Build the plan over loaded weights; `config` is resolved."""
+        if config.threads is None or config.ctx is None or config.kv_pages is None:
+            raise ConfigError("the configuration of a device must be resolved first")
+        self.config = config
+        self.vocab_size = shape.vocab
+        self.context = config.ctx
+        self.page_size = config.page_size
+        self.page_count = config.kv_pages
+        self.max_rows = config.token_budget
+        self.geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
+        self.weight_bytes = sum(m.nbytes for m in matrices.values()) + sum(v.nbytes for v in vectors.values())
+        try:
+            self.kv = _core.KvStore(
+                config.kv, shape.n_layers, config.kv_pages, config.page_size, shape.n_kv_heads, shape.d_head
+            )
+            self._pool = _core.Pool(config.threads)
+            self.lowered = lower(fuse(graph), lambda name: matrices[name].format not in FLOAT_FORMATS)
+            self._plan = _core.Plan(
+                self._pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
+                self.lowered.arena_row_bytes,
+            )  # fmt: skip
+        except MemoryError as e:
+            raise MemoryPlanError(
+                f"no memory for a KV cache of {config.kv_pages} pages ({config.ctx} tokens a sequence); "
+                "lower --ctx or --max-seqs, or use --kv q8_0"
+            ) from e
+        except ValueError as e:
+            raise ConfigError(str(e)) from e
+        _Builder(self._plan, self.lowered, matrices, vectors, shape.d_head, config.ctx).build()
+        self._logits = np.empty((1, shape.vocab), np.float32)
+
+    @classmethod
+    def load(
+        cls,
+        source: WeightSource,
+        graph: Graph,
+        config: EngineConfig,
+        progress: Callable[[int], None] | None = None,
+    ) -> CpuDevice:
+        """Repack the weights of `source` and build the device.
+
+        Args:
+            source: weights in canonical names; each is released after it is repacked.
+            graph: the model's graph, not fused.
+            config: as the user gave it; what is open is resolved here.
+            progress: called with the number of bytes done.
+        """
+        shape = source.spec
+        geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
+        config = config.resolve(model_context=shape.context, bytes_per_page=geometry.bytes_per_page)
+        threads = config.threads or 1
+        matrices: dict[str, _core.Matrix] = {}
+        vectors: dict[str, NDArray[np.float32]] = {}
+        for weight in source.weights():
+            if len(weight.shape) == 1:
+                vectors[weight.name] = weight.to_float32()
+            else:
+                try:
+                    matrix = _core.Matrix(weight.format.name, weight.shape[0], weight.shape[1])
+                except MemoryError as e:
+                    raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
+                matrix.pack(np.ascontiguousarray(weight.data), threads)
+                matrices[weight.name] = matrix
+            source.release(weight)
+            if progress is not None:
+                progress(weight.data.nbytes)
+        return cls(graph, shape, matrices, vectors, config)
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Compute one step. Returns logits (wanted, vocab_size), valid until the next run."""
+        wanted = len(batch.logit_rows)
+        if wanted > len(self._logits):
+            self._logits = np.empty((wanted, self.vocab_size), np.float32)
+        try:
+            self._plan.run(
+                batch.tokens, batch.positions, batch.seq_starts, batch.page_tables, batch.logit_rows, self._logits
+            )
+        except ValueError as e:
+            raise EngineError(str(e)) from e
+        return self._logits[:wanted]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part: weights, the whole KV cache, scratch of the plan."""
+        return {"weights": self.weight_bytes, "kv": self.kv.nbytes, "scratch": self._plan.scratch_bytes}
+
+
+class _Builder:
+    """Hands the records to the native plan, once."""
+
+    def __init__(
+        self,
+        plan: _core.Plan,
+        lowered: Lowered,
+        matrices: dict[str, _core.Matrix],
+        vectors: dict[str, NDArray[np.float32]],
+        d_head: int,
+        context: int,
+    ) -> None:
+        self.plan = plan
+        self.lowered = lowered
+        self.matrices = matrices
+        self.vectors = vectors
+        self.d_head = d_head
+        self.context = context
+        self.slots: dict[str, int] = {lowered.result: _core.RESULT}
+        self.constants: dict[str, int] = {}
+        self.ropes: dict[RopeSpec, tuple[int, int]] = {}
+        for name, offset in lowered.offsets.items():
+            self.slots[name] = plan.slot(offset, lowered.row_bytes[name])
+
+    def build(self) -> None:
+        for record in self.lowered.records:
+            self._add(record)
+
+    def _slot(self, value: Value | None) -> int:
+        return _core.NONE if value is None else self.slots[value.name]
+
+    def _constant(self, weight: str | None) -> int:
+        if weight is None:
+            return -1
+        if weight not in self.constants:
+            self.constants[weight] = self.plan.constant(self.vectors[weight])
+        return self.constants[weight]
+
+    def _rope(self, rope: RopeSpec) -> tuple[int, int]:
+        if rope not in self.ropes:
+            cos, sin = rope_angles(rope, np.arange(self.context))
+            self.ropes[rope] = (self.plan.constant(cos.ravel()), self.plan.constant(sin.ravel()))
+        return self.ropes[rope]
+
+    def _add(self, r: Record) -> None:
+        plan, reads = self.plan, [self.slots[v.name] for v in r.reads]
+        if r.kind == "linear":
+            parts = [(self.slots[p.out.name], self.matrices[p.weight], self._constant(p.bias)) for p in r.parts]
+            x = reads[0] if reads else _core.NONE
+            plan.linear(x, self._slot(r.quant), parts, self._slot(r.residual), r.selected)
+            return
+        if r.kind == "store_kv":
+            plan.store_kv(*reads, r.layer)
+            return
+        if r.out is None:
+            raise EngineError(f"plan: {r.describe()} makes nothing")
+        out, shape, n = self.slots[r.out.name], r.out.shape, r.out.size
+        groups, width = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
+        match r.kind:
+            case "embed":
+                plan.embed(out, self.matrices[r.weight or ""], r.number)
+            case "rms_norm":
+                plan.rms_norm(out, reads[0], groups, width, self._constant(r.weight), r.number, self._slot(r.quant), r.selected)
+            case "multiply":
+                plan.multiply(out, reads[0], groups, width, self._constant(r.weight), r.selected)
+            case "quantize":
+                plan.quantize(out, reads[0], n, r.selected)
+            case "rope":
+                if r.rope is None:
+                    raise EngineError(f"plan: {r.describe()} has no angles")
+                plan.rope(out, reads[0], groups, width, r.rope.dims // 2, *self._rope(r.rope))
+            case "attention":
+                plan.attention(out, reads[0], r.layer, groups, r.number, r.window)
+            case "glu":
+                plan.glu(out, reads[0], reads[1], n, r.gelu, self._slot(r.quant))
+            case "add":
+                plan.add(out, reads[0], reads[1], n)
+            case "select":
+                plan.select(out, reads[0], n)
+            case _:
+                raise EngineError(f"plan: no native op {r.kind!r}")
