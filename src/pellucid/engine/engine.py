@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid._core import SampleState
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Device
 from pellucid.engine.batch import PageTables, Step, Work, batch_of
@@ -211,11 +212,11 @@ class Engine:
         """Draw a token for each work that samples, in the order of step.work."""
         row = 0
         rows: list[int] = []
-        states = []
+        states: list[SampleState] = []
         positions: list[int] = []
         for work in step.work:
             row += work.score_rows
-            if work.sample:
+            if work.sample and work.seq.sampler is not None:
                 rows.append(row)
                 states.append(work.seq.sampler)
                 positions.append(work.start + work.rows)
@@ -305,11 +306,16 @@ class Engine:
             self.hub.emit("finish", {"seq": seq, "reason": reason})
 
     def _fail(self, seqs: Row[Sequence], error: Exception) -> None:
-        """End `seqs`; an error that is not typed becomes an EngineError that names it."""
-        if not isinstance(error, PellucidError):
-            typed = EngineError(f"the engine failed in a step ({type(error).__name__}: {error}); the request has ended")
-            typed.__cause__ = error
-            error = typed
+        """End `seqs` with `error`."""
         for seq in seqs:
             if seq.id in self._seqs:
-                self._finish(seq, "error", error)
+                self._finish(seq, "error", typed(error))
+
+
+def typed(error: Exception) -> PellucidError:
+    """Return `error` as one of ours: an EngineError that names it, unless it is typed already."""
+    if isinstance(error, PellucidError):
+        return error
+    result = EngineError(f"the engine failed ({type(error).__name__}: {error}); the request has ended")
+    result.__cause__ = error
+    return result

@@ -120,9 +120,8 @@ class Sequence:
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
 
-    @classmethod
+    @staticmethod
     def fan_out(
-        cls,
         prompt_ids: Iterable[int],
         params: SamplingParams,
         *,
@@ -138,7 +137,7 @@ class Sequence:
         prompt = list(prompt_ids)
         base = id if id is not None else uuid4().hex
         sequences = [
-            cls(
+            Sequence(
                 prompt,
                 params,
                 id=base if params.n == 1 else f"{base}-{choice}",

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pellucid.engine.engine import Engine
+from pellucid.engine.engine import Engine, typed
 from pellucid.engine.events import Event, FinishEvent
 from pellucid.engine.sequence import Sequence
 from pellucid.errors import CapacityError, EngineError, PellucidError
@@ -38,11 +38,12 @@ class Worker:
         """What the check of the invariants found when the engine was last idle; None: nothing."""
         self._wake = threading.Condition()
         self._inbox: list[Sequence | str] = []
-        self._homes: dict[str, tuple[Publish, asyncio.AbstractEventLoop | None]] = {}
+        self._homes: dict[str, tuple[Sequence, Publish, asyncio.AbstractEventLoop | None]] = {}
         """Where the events of each sequence go, from submit to its FinishEvent."""
         self._closing = False
         self._abort_at: float | None = None
         self._working = False
+        self._failed = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -85,7 +86,7 @@ class Worker:
         """
         self.engine.check(seq)
         with self._wake:
-            if self._closing or not self.alive:
+            if self._closing or self._failed or not self.alive:
                 raise EngineError(
                     "the engine is shutting down or was not started; send the request to a running server"
                 )
@@ -97,7 +98,7 @@ class Worker:
                     f"{len(self._homes)} sequences run or wait, and no more may "
                     f"(max_seqs={config.max_seqs}, max_queue={config.max_queue}); try again later"
                 )
-            self._homes[seq.id] = (publish, loop)
+            self._homes[seq.id] = (seq, publish, loop)
             self._inbox.append(seq)
             self._wake.notify()
 
@@ -109,25 +110,32 @@ class Worker:
                 self._wake.notify()
 
     def stalled(self, seconds: float) -> bool:
-        """True if there is work and no step has ended for `seconds`, or the thread is gone without being stopped."""
-        if self._thread is not None and not self._thread.is_alive():
-            return not self._closing
-        return self._working and time.monotonic() - self.last_step_time > seconds
+        """True if there is work and no step has ended for `seconds`, or the thread has failed."""
+        return self._failed or (self._working and time.monotonic() - self.last_step_time > seconds)
 
     def _run(self) -> None:
-        while True:
-            inbox = self._wait()
-            if inbox is None:
-                return
+        try:
+            self._loop()
+        except Exception as error:  # a bug in the engine itself: say so to all who wait; `stalled` is true from now on
+            log.exception("the engine's thread failed and has ended")
+            self._failed = True
+            with self._wake:
+                homes, self._homes = self._homes, {}
+            for seq, publish, loop in homes.values():
+                send(loop, [(publish, [FinishEvent(seq, "error", typed(error))])])
+
+    def _loop(self) -> None:
+        while (inbox := self._wait()) is not None:
             events: list[Event] = []
             for word in inbox:
                 if isinstance(word, str):
                     self.engine.abort(word)
-                else:
-                    try:
-                        self.engine.add(word)
-                    except Exception as error:
-                        events.append(FinishEvent(word, "error", refusal(error)))
+                    continue
+                try:
+                    self.engine.add(word)
+                except Exception as error:
+                    word.finish_reason = "error"
+                    events.append(FinishEvent(word, "error", typed(error)))
             if self._abort_at is not None and time.monotonic() >= self._abort_at:
                 self.engine.abort_all()
             events += self.engine.step()
@@ -171,18 +179,25 @@ class Worker:
             for seq_id, own in by_seq.items():
                 home = self._homes.get(seq_id)
                 if home is not None:
-                    by_loop.setdefault(home[1], []).append((home[0], own))
+                    by_loop.setdefault(home[2], []).append((home[1], own))
                     if isinstance(own[-1], FinishEvent):
                         del self._homes[seq_id]
         for loop, delivery in by_loop.items():
-            if loop is None:
-                deliver(delivery)
-                continue
-            try:
-                loop.call_soon_threadsafe(deliver, delivery)
-            except RuntimeError:  # the loop is closed: nobody is left to read
+            if not send(loop, delivery):  # nobody is left to read
                 for _, own in delivery:
                     self.engine.abort(own[-1].seq.id)
+
+
+def send(loop: asyncio.AbstractEventLoop | None, delivery: Delivery) -> bool:
+    """Deliver on `loop`, or here if it is None. False: the loop is closed."""
+    if loop is None:
+        deliver(delivery)
+        return True
+    try:
+        loop.call_soon_threadsafe(deliver, delivery)
+    except RuntimeError:
+        return False
+    return True
 
 
 def deliver(delivery: Delivery) -> None:
@@ -192,10 +207,3 @@ def deliver(delivery: Delivery) -> None:
             publish(events)
         except Exception:
             log.exception("the receiver of sequence %s raised", events[-1].seq.id)
-
-
-def refusal(error: Exception) -> PellucidError:
-    """Return `error` as a typed one."""
-    if isinstance(error, PellucidError):
-        return error
-    return EngineError(f"the request could not be added ({type(error).__name__}: {error})")

@@ -77,13 +77,14 @@ def exp32(x: F32) -> F32:
     p = p * r + f(5.0000001201e-1)
     y = (p * (r * r) + r) + f(1.0)
     scale = ((n.astype(np.int32) + 127) << 23).view(np.float32)
-    return y * scale
+    return np.multiply(y, scale, dtype=np.float32)
 
 
 def weights(x: F32) -> U64:
     """Return floor(exp(x) * 2**44) of x <= 0, and 0 below x = -32."""
     w = exp32(np.maximum(x, np.float32(WEIGHT_FROM))) * np.float32(2.0**WEIGHT_BITS)
-    return np.where(x < np.float32(WEIGHT_FROM), np.float32(0), w).astype(np.uint64)
+    w[x < np.float32(WEIGHT_FROM)] = 0
+    return w.astype(np.uint64)
 
 
 def best(logits: F32) -> np.float32:

@@ -151,9 +151,8 @@ def biases(value: Any) -> Mapping[int, float]:
         raise RequestError(f"logit_bias has {len(items)} entries; at most {MAX_BIASES} are served", param="logit_bias")
     result: dict[int, float] = {}
     for key, bias in items.items():
-        if isinstance(key, str) and key.isascii() and key.isdigit():
-            key = int(key[:12])
-        whole("logit_bias", key, 0, 1 << 31)
+        id: Any = int(key[:12]) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        whole("logit_bias", id, 0, 1 << 31)
         number("logit_bias", bias, -100.0, 100.0)
-        result[key] = float(bias)
+        result[id] = float(bias)
     return MappingProxyType(result)
