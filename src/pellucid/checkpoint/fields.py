@@ -62,7 +62,7 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(key, value, "an integer")
         if not low <= value <= high:
-            raise self.fault(key, f"is {value}, outside {low} to {high}")
+            raise self.fault(key, f"is {shown(value)}, outside {low} to {high}")
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
@@ -73,7 +73,7 @@ class Fields:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, value, "a number")
         if not math.isfinite(value) or not low <= value <= high:
-            raise self.fault(key, f"is {value}, outside {low:g} to {high:g}")
+            raise self.fault(key, f"is {shown(value)}, outside {low:g} to {high:g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -213,7 +213,7 @@ def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:
         found = added.get(value) if isinstance(value, str) else None
         if found is not None and found >= vocab:
             raise ModelFileError(
-                f"tokenizer.json: the id {found} of {shown(value)} is outside the vocabulary of {vocab}"
+                f"tokenizer.json: the id {shown(found)} of {shown(value)} is outside the vocabulary of {vocab}"
             )
         return found
 
@@ -252,7 +252,7 @@ def _ids(fields: Fields, key: str, vocab: int) -> list[int]:
         if not isinstance(item, int) or isinstance(item, bool):
             raise fields.fault(key, f"is {shown(cast(object, value))}, not an id or a list of ids")
         if not 0 <= item < vocab:
-            raise fields.fault(key, f"is {item}, outside the vocabulary of {vocab}")
+            raise fields.fault(key, f"is {shown(item)}, outside the vocabulary of {vocab}")
         out.append(item)
     return out
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -268,7 +267,6 @@ def _alignment(file: MappedFile, metadata: dict[str, object]) -> int:
 
 
 def _read_tensors(head: _Header, count: int, align: int) -> dict[str, Stored]:
-    file = head.file
     infos: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
     for i in range(count):
         at = head.pos
@@ -285,13 +283,26 @@ def _read_tensors(head: _Header, count: int, align: int) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for name, (shape, kind, offset, at) in infos.items():
         tensors[name] = _stored(head, name, shape, kind, offset, base, align, at)
-    ordered = sorted(tensors.values(), key=lambda t: t.offset)
-    for a, b in pairwise(ordered):
-        if a.offset + a.nbytes > b.offset:
-            raise ModelFileError(
-                f"{file.name}: the tensors {shown(a.name)} and {shown(b.name)} overlap at byte {b.offset}"
-            )
+    _check_order(head, sorted(tensors.values(), key=lambda t: t.offset), base, align)
     return tensors
+
+
+def _check_order(head: _Header, tensors: list[Stored], base: int, align: int) -> None:
+    """Tensors lie one behind the other, padded, and fill the file; else a table that lost an entry shifts them all."""
+    name = head.file.name
+    at, last = base, None
+    for t in tensors:
+        if last is not None and t.offset < last.offset + last.nbytes:
+            raise ModelFileError(
+                f"{name}: the tensors {shown(last.name)} and {shown(t.name)} overlap at byte {t.offset}"
+            )
+        if t.offset != at:
+            raise ModelFileError(
+                f"{name}: {t.offset - at} bytes before the tensor {shown(t.name)} at {at} belong to none"
+            )
+        at, last = base + -(-(t.offset + t.nbytes - base) // align) * align, t
+    if head.file.size > at:
+        raise ModelFileError(f"{name}: {head.file.size - at} bytes behind the last tensor at {at} belong to none")
 
 
 def _stored(

@@ -85,7 +85,7 @@ def _entry(what: str, entry: object, size: int) -> tuple[str, tuple[int, ...], i
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelFileError(f"{what} has data_offsets {shown(list(offsets))}, not a beginning and an end")
     if offsets[1] > size:
-        raise ModelFileError(f"{what} ends at byte {offsets[1]} of the data, which has {size} (cut off?)")
+        raise ModelFileError(f"{what} ends at byte {shown(offsets[1])} of the data, which has {size} (cut off?)")
     return dtype, shape, offsets[0], offsets[1]
 
 
