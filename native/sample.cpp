@@ -1,8 +1,8 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 // Clones for wider registers give the same bits: no fma, no reordering, only more lanes.
@@ -20,8 +20,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kWeightFrom = -32.0f;            // below, a weight is 0
 constexpr float kWeightOne = 17592186044416.0f;  // 2^44
 constexpr double kLogWeightOne = 44 * 0.693147180559945309417232121458;
-constexpr int kBins = 8 * 32 + 1;  // bin b holds x in (-(b+1)/8, -b/8]
-constexpr int kLanes = 16;
+constexpr int kBins = 64 * 32 + 1;  // bin b holds x in (-(b+1)/64, -b/64]: narrow, so that few are sorted
+constexpr int kBlock = 256;
 
 // Scratch of one thread, kept between calls.
 struct Scratch {
@@ -40,9 +40,7 @@ inline float exp32(float x) {
   p = p * r + 5.0000001201e-1f;
   const float y = (p * (r * r) + r) + 1.0f;
   const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return y * scale;
+  return y * std::bit_cast<float>(bits);
 }
 
 // exp(x) * 2^44 before it is cut to a whole number.
@@ -53,38 +51,30 @@ inline float weight32(float x) {
 
 inline uint64_t weight(float x) { return static_cast<uint64_t>(static_cast<int64_t>(weight32(x))); }
 
-inline int bin_of(float x) { return static_cast<int>(x * -8.0f); }  // for x in [-32, 0]
+inline int bin_of(float x) { return static_cast<int>(x * -64.0f); }  // for x in [-32, 0]
 
-// The largest of v[0..n), or NaN if there is one.
+// Floats in the order of their values as integers; a NaN is above +inf or below -inf.
+inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
+
+// The largest of v[0..n), or NaN if there is one. Integer maxima are free to be taken in any order, on any
+// lanes.
 WIDE float largest(const float* v, int64_t n) {
-  float best[kLanes];
-  int32_t bad[kLanes];
-  for (int j = 0; j < kLanes; ++j) best[j] = -kInf, bad[j] = 0;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int j = 0; j < kLanes; ++j) {
-      const float value = v[i + j];
-      best[j] = value > best[j] ? value : best[j];
-      bad[j] |= value != value;
-    }
-  for (; i < n; ++i) {
-    best[0] = v[i] > best[0] ? v[i] : best[0];
-    bad[0] |= v[i] != v[i];
+  int32_t high = INT32_MIN, low = INT32_MAX;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t key = ordered(std::bit_cast<int32_t>(v[i]));
+    high = key > high ? key : high;
+    low = key < low ? key : low;
   }
-  float top = -kInf;
-  for (int j = 0; j < kLanes; ++j) {
-    if (bad[j]) return std::numeric_limits<float>::quiet_NaN();
-    top = best[j] > top ? best[j] : top;
-  }
-  return top;
+  if (low < ordered(std::bit_cast<int32_t>(-kInf))) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(ordered(high));
 }
 
 WIDE int64_t first_equal(const float* v, int64_t n, float value) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    int32_t any = 0;
-    for (int j = 0; j < kLanes; ++j) any |= v[i + j] == value;
-    if (any) break;
+  for (; i + kBlock <= n; i += kBlock) {
+    int32_t found = 0;
+    for (int j = 0; j < kBlock; ++j) found += v[i + j] == value;
+    if (found) break;
   }
   while (i < n && v[i] != value) ++i;
   return i;
@@ -99,16 +89,13 @@ WIDE void weigh_row(const float* x, int64_t n, float* w) {
 }
 
 WIDE uint64_t total_weight(const float* v, int64_t n, float best) {
-  float w[kLanes];
-  uint64_t sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) w[j] = weight32(v[i + j] - best);
-    for (int j = 0; j < kLanes; ++j) sums[j] += static_cast<uint64_t>(static_cast<int64_t>(w[j]));
-  }
-  for (; i < n; ++i) sums[0] += weight(v[i] - best);
+  float w[kBlock];
   uint64_t sum = 0;
-  for (const uint64_t s : sums) sum += s;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int count = static_cast<int>(std::min<int64_t>(kBlock, n - i));
+    for (int j = 0; j < count; ++j) w[j] = weight32(v[i + j] - best);
+    for (int j = 0; j < count; ++j) sum += static_cast<uint64_t>(static_cast<int64_t>(w[j]));
+  }
   return sum;
 }
 
@@ -125,22 +112,15 @@ inline uint64_t share53(uint64_t a, uint64_t b) {
 // Sorts ascending as (x descending, id ascending); x <= 0 and never NaN. -0 and +0 are one value.
 inline uint64_t key_of(float x, int64_t id) {
   const float positive = 0.0f - x;  // +0 for both zeros
-  uint32_t bits;
-  std::memcpy(&bits, &positive, sizeof bits);
-  return static_cast<uint64_t>(bits) << 32 | static_cast<uint32_t>(id);
+  return static_cast<uint64_t>(std::bit_cast<uint32_t>(positive)) << 32 | static_cast<uint32_t>(id);
 }
-inline float x_of(uint64_t key) {
-  const uint32_t bits = static_cast<uint32_t>(key >> 32);
-  float positive;
-  std::memcpy(&positive, &bits, sizeof positive);
-  return -positive;
-}
+inline float x_of(uint64_t key) { return -std::bit_cast<float>(static_cast<uint32_t>(key >> 32)); }
 inline int32_t id_of(uint64_t key) { return static_cast<int32_t>(key & 0xFFFFFFFFu); }
 
 // The candidates whose bin is in [from, to], sorted.
 void gather(const float* x, int64_t n, int from, int to, std::vector<uint64_t>& keys) {
   keys.clear();
-  const float above = static_cast<float>(to + 1) * -0.125f, upto = static_cast<float>(from) * -0.125f;
+  const float above = static_cast<float>(to + 1) * -0.015625f, upto = static_cast<float>(from) * -0.015625f;
   for (int64_t i = 0; i < n; ++i)
     if (x[i] > above && x[i] <= upto && x[i] >= kWeightFrom) keys.push_back(key_of(x[i], i));
   std::sort(keys.begin(), keys.end());

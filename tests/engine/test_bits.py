@@ -1,4 +1,4 @@
-"""The law on the real model: a request says the same bytes whatever stands beside it and by whatever path its tokens came.
+"""The law on the real model: a request says the same bytes whatever stands beside it, by whatever path its tokens came.
 
 Greedy answers of 128 tokens to 8 prompts, and the float32 of each token's logprob, on SmolLM2.
 """
@@ -50,9 +50,9 @@ class Model:
         key = (threads, kv_pages)
         if key not in self.devices:
             options = EngineConfig(threads=threads, ctx=CTX, kv_pages=kv_pages, token_budget=512)
-            with_file = open_checkpoint(self.path)
-            self.devices[key] = CpuDevice.load(with_file, decoder_graph(with_file.spec), options)
-            tokenizer = Tokenizer.from_source(with_file.tokenizer)
+            checkpoint = open_checkpoint(self.path)
+            self.devices[key] = CpuDevice.load(checkpoint, decoder_graph(checkpoint.spec), options)
+            tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
             self.prompts = [tokenizer.encode(text) for text in PROMPTS]
         return Engine(self.devices[key], config=EngineConfig(ctx=CTX, token_budget=token_budget, **config))
 
