@@ -60,8 +60,8 @@ class Live:
 
     def settles(self, within: float = 10.0) -> None:
         """Wait until no sequence is left and every page is free or kept by the prefix cache alone."""
-        until(lambda: not self.llm.worker.pending and not self.llm.engine.busy, within)
-        assert self.service.idle.is_set()
+        engine, worker = self.llm.engine, self.llm.worker
+        until(lambda: self.service.idle.is_set() and not worker.pending and not engine.busy, within)
         assert self.llm.engine.stats.pages_used == 0
         self.llm.engine.pool.check()
 

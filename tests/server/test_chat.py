@@ -47,7 +47,10 @@ def test_stream(live: Live) -> None:
 
 def text_of(chunks: list[Any], index: int = 0) -> str:
     return "".join(
-        choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        choice["delta"].get("content", "")
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
     )
 
 
@@ -150,7 +153,9 @@ def test_logprobs_hold_nothing_of_a_stop_string(live: Live) -> None:
 
 def test_seed_makes_it_the_same_again(live: Live) -> None:
     def answer(seed: int) -> str:
-        return live.post(PATH, ask(temperature=100, seed=seed, max_tokens=30)).json()["choices"][0]["message"]["content"]
+        return live.post(PATH, ask(temperature=100, seed=seed, max_tokens=30)).json()["choices"][0]["message"][
+            "content"
+        ]
 
     assert answer(7) == answer(7) != answer(8)
 

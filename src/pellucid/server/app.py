@@ -46,7 +46,7 @@ def create_app(
         allowed_hosts: names the Host header may hold besides those of loopback; None: any.
         limits: bounds; None: the defaults.
     """
-    service = Service(name or (llm.name if llm is not None else "model"), limits or Limits())
+    service = Service(name, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -64,7 +64,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service
-    app.add_middleware(Gate, key=None if api_key is None else Key(api_key), hosts=allowed_hosts)
+    key = None if api_key is None else Key(api_key)
+    app.add_middleware(Gate, key=key, hosts=allowed_hosts, header_bytes=service.limits.header_bytes)
     app.add_middleware(RequestId)
     for module in (chat, completions, models, probes):
         app.include_router(module.router)

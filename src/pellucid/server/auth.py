@@ -69,17 +69,19 @@ class Key:
 
 
 class Gate:
-    """ASGI middleware that lets a request in or answers 401 or 403."""
+    """ASGI middleware that lets a request in or answers 401, 403 or 431."""
 
-    def __init__(self, app: ASGIApp, *, key: Key | None, hosts: Iterable[str] | None) -> None:
+    def __init__(self, app: ASGIApp, *, key: Key | None, hosts: Iterable[str] | None, header_bytes: int) -> None:
         """Guard `app`.
 
         Args:
             key: what clients must bring; None: nothing.
             hosts: names that Host and Origin may hold besides those of loopback; None: any, Host is not checked.
+            header_bytes: most that all headers may hold.
         """
         self._app = app
         self._key = key
+        self._header_bytes = header_bytes
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,6 +94,10 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _fault(self, scope: Scope) -> HTTPError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
+            return HTTPError(
+                f"The headers are larger than {self._header_bytes} bytes", status=431, code="headers_too_large"
+            )
         headers = Headers(scope=scope)
         if self._hosts is not None:
             named = headers.getlist("host")

@@ -138,7 +138,7 @@ def from_validation(error: Mapping[str, Any]) -> InvalidRequestError:
     elif kind == "missing":
         message = f"Missing required parameter: {param}" if param else "Missing body: send a JSON object"
     else:
-        message = f"{param}: {error['msg']}" if param else f"The body must be a JSON object: {error['msg']}"
+        message = f"{param}: {error['msg']}" if param else f"The body is not as it should be: {error['msg']}"
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     return InvalidRequestError(message, param=param, code=code)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
@@ -44,18 +45,13 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def json_depth(body: bytes) -> int:
-    """Return how deep arrays and objects of a JSON text nest, in one pass and without parsing it."""
-    if body.count(b"[") + body.count(b"{") <= 1:
-        return body.count(b"[") + body.count(b"{")
-    depth = deepest = 0
-    for bracket in _STRING.sub(b"", body).translate(None, _NOT_BRACKETS):
-        if bracket in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        else:
-            depth -= 1
-    return deepest
+def nests_deeper(body: bytes, limit: int) -> bool:
+    """Whether arrays and objects of a JSON text nest deeper than `limit`, found without parsing it."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", body).translate(None, _NOT_BRACKETS), np.uint8)
+    depths = np.cumsum(np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1))
+    return bool(len(depths)) and int(depths.max()) > limit
 
 
 async def read_json(request: Request, limits: Limits) -> Any:
@@ -70,7 +66,7 @@ async def read_json(request: Request, limits: Limits) -> Any:
     if "content-encoding" in request.headers and request.headers["content-encoding"].lower() != "identity":
         raise HTTPError("A compressed body is not served; send it as it is", status=415, code="unsupported_encoding")
     body = await _read(request, limits)
-    if json_depth(body) > limits.json_depth:
+    if nests_deeper(body, limits.json_depth):
         raise InvalidRequestError(
             f"The body nests more than {limits.json_depth} levels deep", param=None, code="invalid_json"
         )

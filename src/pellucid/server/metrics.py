@@ -27,7 +27,8 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 class Metrics:
     """The numbers of one server."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, engine: Engine) -> None:
+        """Begin to count, for a model of that name; `engine` is asked for its own counts when someone reads."""
         self._registry = CollectorRegistry()
         self._model = model
 
@@ -59,10 +60,7 @@ class Metrics:
         )
         for reason in ("stop", "length", "abort", "error"):
             self._ended.labels(model, reason)
-
-    def watch(self, engine: Engine) -> None:
-        """Report the engine's own counts, too."""
-        self._registry.register(_EngineCounts(engine, self._model))
+        self._registry.register(_EngineCounts(engine, model))
 
     def token(self, choice: Choice, started: float, now: float) -> None:
         """Record that a token of a choice came; times are of time.monotonic()."""

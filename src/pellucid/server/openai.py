@@ -32,6 +32,7 @@ MAX_STOP_BYTES = 256
 MAX_BIASES = 1024
 MAX_STOP_IDS = 64
 MAX_TEMPLATE_ARGUMENTS = 32
+MAX_FIELDS = 1024
 MAX_WARNINGS = 16
 INT64 = 1 << 63
 
@@ -107,6 +108,8 @@ class Schema(BaseModel):
         if not isinstance(data, dict):
             return data
         fields = cast(dict[str, Any], data)
+        if len(fields) > MAX_FIELDS:
+            raise PydanticCustomError("too_long", "an object with more than {most} fields", {"most": MAX_FIELDS})
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -34,25 +34,26 @@ INLINE_CHARACTERS = 2048
 class Service:
     """One model being served."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
-        """Begin without a model; `attach` brings it."""
-        self.name = name
+    def __init__(self, name: str | None, limits: Limits) -> None:
+        """Begin without a model; `attach` brings it, and its own name if `name` is None."""
+        self.name = name or ""
         self.created = int(time.time())
         self.limits = limits
-        self.metrics = Metrics(name)
         self.draining = False
         self.idle = asyncio.Event()
         """Set while no request runs."""
         self.idle.set()
         self._llm: LLM | None = None
+        self._metrics: Metrics | None = None
         self._worker: Worker | None = None
         self._live: set[Generation] = set()
         self._texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pellucid-text")
 
     def attach(self, llm: LLM) -> None:
         """Serve this model from now on."""
+        self.name = self.name or llm.name
+        self._metrics = Metrics(self.name, llm.engine)
         self._worker = llm.worker
-        self.metrics.watch(llm.engine)
         self._llm = llm
 
     @property
@@ -98,8 +99,13 @@ class Service:
             raise self._turned_away(CapacityError(f"{running} answers run or wait and no more fit; try again later"))
 
     def _turned_away(self, error: PellucidError) -> PellucidError:
-        self.metrics.rejected(error.code)
+        if self._metrics is not None:
+            self._metrics.rejected(error.code)
         return error
+
+    def metrics(self) -> bytes:
+        """Return the numbers for Prometheus; none before there is a model."""
+        return b"" if self._metrics is None else self._metrics.render()
 
     async def prepare(self, work: Callable[[], T], characters: int) -> T:
         """Run a piece of text processing: short ones here, long ones on a thread of their own."""
@@ -111,16 +117,16 @@ class Service:
         self, id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int = 0
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`."""
-        llm, worker = self.llm, self._worker
-        if worker is None:
+        llm, metrics = self.llm, self._metrics
+        if metrics is None:
             raise unavailable("The model is still loading")
         return Generation(
             id,
             prompts,
             params,
-            worker=worker,
+            worker=llm.worker,
             tokenizer=llm.tokenizer,
-            metrics=self.metrics,
+            metrics=metrics,
             priority=priority,
             deadline=self.limits.deadline,
         )

@@ -15,9 +15,11 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
+from pydantic_core import to_json
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pellucid.errors import ConfigError
+from pellucid.server.errors import HTTPError, error_body
 from pellucid.server.limits import Limits
 from pellucid.server.service import Service
 
@@ -76,6 +78,14 @@ class Connection(H11Protocol):
             self._owing.cancel()
         self._owed = owed
         self._owing = None if owed is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a body of the one shape, and close."""
+        body = to_json(error_body(HTTPError(msg, status=400, code="invalid_http")))
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """The buffers are full: the client has some time to read."""
@@ -147,12 +157,13 @@ class Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises ConfigError in one line if the address cannot be had."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(
             f"--host {host}: {error.strerror or error}; give an address of this machine", param="host"
         ) from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)  # with the protocol named, asyncio sets TCP_NODELAY
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -25,13 +25,15 @@ class Version(TypedDict):
     version: str
 
 
-@router.api_route("/health", methods=["GET", "HEAD"], operation_id="health")
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
 async def health() -> Status:
     """Answer as long as the process is alive."""
     return {"status": "ok"}
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"], operation_id="ready")
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
 async def ready(request: Request) -> Status:
     """Answer 200 if a request would be served now; 503 while loading, shutting down, or when the engine is stalled."""
     service: Service = request.app.state.service
@@ -51,4 +53,4 @@ async def version() -> Version:
 async def metrics(request: Request) -> Response:
     """Return the numbers for Prometheus."""
     service: Service = request.app.state.service
-    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(service.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,104 @@
+"""POST /v1/completions: prompts of every kind, echo, logprobs as lm-eval reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serving import Live
+from toymodel import BOT
+
+PATH = "/v1/completions"
+
+
+def ask(prompt: Any = "a>", **more: Any) -> dict[str, Any]:
+    return {"model": "toy", "prompt": prompt, "temperature": 0, **more}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("a>", ["apples and pears"]),
+        (["a>", "b>"], ["apples and pears", "one. two. three."]),
+        ([97, BOT], ["apples and pears"]),
+        ([[97, BOT], [98, BOT]], ["apples and pears", "one. two. three."]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts(live: Live, prompt: Any, texts: list[str], stream: bool) -> None:
+    body = ask(prompt, n=2, max_tokens=20)
+    if stream:
+        chunks = live.events(PATH, body)
+        assert all(chunk["object"] == "text_completion" for chunk in chunks)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        got = ["".join(c["text"] for c in choices if c["index"] == i) for i in range(2 * len(texts))]
+        assert [c["index"] for c in choices if c["finish_reason"] == "stop"].sort() is None
+    else:
+        answer = live.post(PATH, body).json()
+        assert answer["id"].startswith("cmpl-") and answer["object"] == "text_completion"
+        assert [choice["index"] for choice in answer["choices"]] == list(range(2 * len(texts)))
+        got = [choice["text"] for choice in answer["choices"]]
+        assert answer["usage"]["prompt_tokens"] == 2 * len(texts)
+        assert answer["usage"]["completion_tokens"] == 2 * 17 * len(texts)
+    assert got == [text for text in texts for _ in range(2)]
+
+
+def test_sixteen_tokens_unless_asked(live: Live) -> None:
+    for more in ({}, {"max_tokens": None}):
+        answer = live.post(PATH, ask("l>", **more)).json()
+        assert answer["usage"]["completion_tokens"] == 16 and answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("prompt", ["a>", [97, ord(">")]])
+def test_echo(live: Live, prompt: Any) -> None:
+    assert live.post(PATH, ask(prompt, echo=True)).json()["choices"][0]["text"] == "a>apples and pears"
+    chunks = live.events(PATH, ask(prompt, echo=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a>apples and pears"
+
+
+def test_logprobs(live: Live) -> None:
+    logprobs = live.post(PATH, ask(logprobs=2)).json()["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == "apples and pears"
+    assert logprobs["text_offset"] == list(range(16))
+    for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert top[token] == value and len(top) in (2, 3)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in live.events(PATH, ask(logprobs=2))]
+    assert {key: [item for part in streamed if part for item in part[key]] for key in logprobs} == logprobs
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("prompt", ["a>app", [[97, 62, 97, 112, 112]]])
+def test_scores_of_a_prompt_as_lm_eval_reads_them(live: Live, prompt: Any, max_tokens: int) -> None:
+    body = ask(prompt, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
+    for _ in range(2):  # the second time the prompt is in the prefix cache
+        choice = live.post(PATH, body).json()["choices"][0]
+        logprobs = choice["logprobs"]
+        assert choice["text"] == "a>apples"[: 5 + max_tokens]
+        assert logprobs["tokens"] == list("a>apples"[: 5 + max_tokens])
+        assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+        assert logprobs["text_offset"] == list(range(5 + max_tokens))
+        greedy = [
+            value == max(top.values())
+            for value, top in zip(logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True)
+        ]
+        assert greedy == [False, *[True] * (3 + max_tokens)]
+    [chunk, end] = live.events(PATH, {**body, "max_tokens": 0, "n": 1})
+    assert chunk["choices"][0]["text"] == "a>app" and len(chunk["choices"][0]["logprobs"]["tokens"]) == 5
+    assert end["choices"][0]["finish_reason"] == "length"
+
+
+def test_tokens_that_are_no_whole_characters_are_spelled_in_bytes(live: Live) -> None:
+    choice = live.post(PATH, ask("u>", logprobs=1, max_tokens=2)).json()["choices"][0]
+    assert choice["text"] == "ü" and choice["logprobs"]["tokens"] == ["bytes:\\xc3", "bytes:\\xbc"]
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+
+
+def test_usage_counts_each_prompt_once(live: Live) -> None:
+    chunks = live.events(PATH, ask(["a>", "b>b"], n=3, max_tokens=1, stream_options={"include_usage": True}))
+    assert chunks[-1]["usage"] | {"prompt_tokens_details": None} == {
+        "prompt_tokens": 5,
+        "completion_tokens": 6,
+        "total_tokens": 11,
+        "prompt_tokens_details": None,
+    }
