@@ -84,7 +84,7 @@ class Choice:
         )
         self._held: list[tuple[int, TokenEvent]] = []
         """Tokens whose text is not out yet, each with the place in the answer at which its text begins."""
-        self._length = 0
+        self._length = self._shown = 0
 
     def take(self, event: Event) -> Piece | None:
         """Return what the event brings out, if anything. Raises the error that an event carries."""
@@ -113,11 +113,12 @@ class Choice:
         text = self._text.push(event.token)
         if self._text.stopped is not None:
             return self._end(text, "stop", self._text.stopped)
-        return Piece(self.index, text, self._released(len(self._text.text))) if text else None
+        self._shown += len(text)
+        return Piece(self.index, text, self._released(self._shown)) if text else None
 
     def _end(self, text: str, reason: str, stop_reason: int | str | None) -> Piece:
         self.done = True
-        cut = len(self._text.text) if self._text.stopped is not None else None
+        cut = self._shown + len(text) if self._text.stopped is not None else None
         return Piece(self.index, text, self._released(cut), reason, stop_reason)
 
     def _released(self, length: int | None) -> list[TokenEvent]:
