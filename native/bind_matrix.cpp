@@ -23,7 +23,9 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Packed = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Out = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ByteRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+using ConstFloatRows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 
 [[noreturn]] void raise(const char* error, const char* message) {
   const nb::object type = nb::module_::import_("pellucid.errors").attr(error);
@@ -59,14 +61,6 @@ auto new_array(Sizes... sizes) {
 void quantize_rows(const Kernels& table, const float* x, int64_t tokens, int cols, uint8_t* out) {
   const int64_t stride = quant_row_bytes(cols);
   for (int64_t t = 0; t < tokens; ++t) table.quantize(x + t * cols, cols, out + t * stride);
-}
-
-void check_terms(const LinearArgs& args, const std::optional<Vector>& bias,
-                 const std::optional<Floats>& residual) {
-  require(!bias || bias->shape(0) == static_cast<size_t>(args.rows), "bias must have as many values as rows");
-  require(!residual || (residual->shape(0) == static_cast<size_t>(args.tokens) &&
-                        residual->shape(1) == static_cast<size_t>(args.rows)),
-          "residual must have the shape of the result");
 }
 
 void pack(PackedMatrix& matrix, Bytes data, int threads) {
@@ -107,7 +101,11 @@ auto matrix_linear(const PackedMatrix& matrix, Floats x, std::optional<Vector> b
   args.tokens = static_cast<int>(tokens);
   args.out = out.data();
   args.out_stride = matrix.rows();
-  check_terms(args, bias, residual);
+  require(!bias || static_cast<int64_t>(bias->shape(0)) == matrix.rows(),
+          "bias must have as many values as rows");
+  require(!residual || (static_cast<int64_t>(residual->shape(0)) == tokens &&
+                        static_cast<int64_t>(residual->shape(1)) == matrix.rows()),
+          "residual must have the shape of the result");
   args.bias = bias ? bias->data() : nullptr;
   args.residual = residual ? residual->data() : nullptr;
   args.residual_stride = matrix.rows();
@@ -128,20 +126,26 @@ auto matrix_linear(const PackedMatrix& matrix, Floats x, std::optional<Vector> b
   return out;
 }
 
-// The kernel itself on the caller's arrays: x are the bytes of rows as the format's kernel wants them.
-void raw_linear(const std::string& format_name, Packed packed, int rows, int cols, Bytes x, Out out,
-                std::optional<Vector> bias, std::optional<Floats> residual, std::optional<std::string> isa,
-                int panel0, int panel1) {
+// The kernel itself on the caller's arrays, whose rows may lie apart: x are the bytes of rows as the format's
+// kernel wants them.
+void raw_linear(const std::string& format_name, Packed packed, int rows, int cols, ByteRows x, FloatRows out,
+                std::optional<Vector> bias, std::optional<ConstFloatRows> residual,
+                std::optional<std::string> isa, int panel0, int panel1) {
   const Format format = format_named(format_name);
-  const bool quantized = format_info(format).quantized;
-  const int64_t row_bytes = quantized ? quant_row_bytes(cols) : static_cast<int64_t>(cols) * 4;
+  const int64_t row_bytes =
+      format_info(format).quantized ? quant_row_bytes(cols) : static_cast<int64_t>(cols) * 4;
+  const int panels = (rows + kPanel - 1) / kPanel;
+  if (panel1 < 0) panel1 = panels;
   require(static_cast<int64_t>(packed.shape(0)) == packed_bytes(format, rows, cols),
           "packed must have the size of the matrix");
   require(static_cast<int64_t>(x.shape(1)) == row_bytes, "x must have rows as the kernel wants them");
   require(out.shape(0) == x.shape(0) && static_cast<int64_t>(out.shape(1)) == rows,
           "out must be (tokens, rows)");
-  const int panels = (rows + kPanel - 1) / kPanel;
-  if (panel1 < 0) panel1 = panels;
+  require(!bias || static_cast<int64_t>(bias->shape(0)) == rows, "bias must have as many values as rows");
+  require(!residual || (residual->shape(0) == out.shape(0) && residual->shape(1) == out.shape(1)),
+          "residual must have the shape of out");
+  require(x.stride(1) == 1 && out.stride(1) == 1 && (!residual || residual->stride(1) == 1),
+          "the values of a row must lie together");
   require(panel0 >= 0 && panel0 <= panel1 && panel1 <= panels, "the panels must lie in the matrix");
   const Kernels& table = table_of(isa);
   LinearArgs args{};
@@ -152,13 +156,12 @@ void raw_linear(const std::string& format_name, Packed packed, int rows, int col
   args.panel1 = panel1;
   args.tokens = static_cast<int>(x.shape(0));
   args.x = x.data();
-  args.x_stride = row_bytes;
+  args.x_stride = x.stride(0);
   args.out = out.data();
-  args.out_stride = rows;
-  check_terms(args, bias, residual);
+  args.out_stride = out.stride(0);
   args.bias = bias ? bias->data() : nullptr;
   args.residual = residual ? residual->data() : nullptr;
-  args.residual_stride = rows;
+  args.residual_stride = residual ? residual->stride(0) : 0;
   const nb::gil_scoped_release release;
   table.linear[static_cast<int>(format)](args);
 }

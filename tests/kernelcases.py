@@ -1,0 +1,93 @@
+"""What the tests of the kernels share: weights of random bits, quantised rows taken apart, guarded memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid import _core
+from pellucid.formats import FORMATS, Format
+
+ISAS = _core.isas()
+NAMES = list(FORMATS)
+QUANTIZED = [name for name in NAMES if FORMATS[name].block > 1]
+
+_HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+"""Where a block's half-precision scales lie."""
+
+
+def weights(name: str, rows: int, cols: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Rows in the file's layout: every bit at random, under scales that are finite."""
+    rng = np.random.default_rng([seed, rows, cols])
+    format = FORMATS[name]
+    if name not in _HALVES:
+        return format.encode_rows(rng.standard_normal((rows, cols), np.float32))
+    data = rng.integers(0, 256, (rows, cols // format.block, format.nbytes), np.uint8)
+    for at in _HALVES[name]:
+        scales = (rng.standard_normal(data.shape[:2]) * 0.01).astype(np.float16)
+        data[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def activations(tokens: int, cols: int, seed: int = 1) -> NDArray[np.float32]:
+    rng = np.random.default_rng([seed, cols])
+    x = rng.standard_normal((tokens, cols), np.float32)
+    x *= np.exp(rng.standard_normal((tokens, 1)) * 2).astype(np.float32)
+    x[:, rng.integers(0, cols, 3)] *= 30
+    return x
+
+
+def packed(name: str, data: NDArray[np.uint8], cols: int) -> _core.Matrix:
+    matrix = _core.Matrix(name, data.shape[0], cols)
+    matrix.pack(data)
+    return matrix
+
+
+def split(rows: NDArray[np.uint8], cols: int) -> tuple[NDArray[np.int8], NDArray[np.float32], ...]:
+    """Codes, scales, mins, sums (of 16) of quantised rows."""
+    a, b, c = cols, cols + cols // 8, cols + cols // 4
+    cut = [np.ascontiguousarray(rows[:, i:j]) for i, j in ((0, a), (a, b), (b, c), (c, c + cols // 4))]
+    return cut[0].view(np.int8), cut[1].view(np.float32), cut[2].view(np.float32), cut[3].view(np.int32)
+
+
+def rounded(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The activations that the quantised kernels see, and the scale above each."""
+    codes, scales, _, _ = split(_core.quantize(x), x.shape[1])
+    scales = scales.astype(np.float64).repeat(32, axis=1)
+    return codes * scales, scales
+
+
+def kernel_rows(format: Format, x: NDArray[np.float32], isa: str) -> NDArray[np.uint8]:
+    """The bytes that the format's kernel takes."""
+    return _core.quantize(x, isa) if format.block > 1 else x.view(np.uint8).reshape(len(x), -1)
+
+
+class Guarded:
+    """Memory that ends (or, with `front`, begins) where a page begins that may not be touched."""
+
+    def __init__(self, nbytes: int, front: bool = False) -> None:
+        page = mmap.PAGESIZE
+        body = -(-nbytes // page) * page
+        self._map = mmap.mmap(-1, body + 2 * page)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for start in (base, base + page + body):
+            if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(page), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        at = page if front else page + body - nbytes
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, nbytes, at)
+
+    @classmethod
+    def copy(cls, array: NDArray[np.generic], front: bool = False) -> NDArray[np.generic]:
+        """`array` in guarded memory, which lives as long as the process."""
+        held = cls(array.nbytes, front)
+        _ALIVE.append(held)
+        copy = held.bytes.view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+
+_ALIVE: list[Guarded] = []

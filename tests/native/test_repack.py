@@ -1,0 +1,81 @@
+"""Repacked weights decode to the bits of pellucid.formats, for all bits a file may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelcases import NAMES, packed, weights
+from pellucid import _core
+from pellucid.formats import FORMATS
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_decode_to_the_bits_of_the_format(name: str, rows: int) -> None:
+    cols = 3 * FORMATS[name].block if FORMATS[name].block > 1 else 77
+    data = weights(name, rows, cols)
+    matrix = packed(name, data, cols)
+    got = np.stack([matrix.row(i) for i in range(rows)])
+    assert got.view(np.uint32).tolist() == FORMATS[name].decode_rows(data).view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_bits_decode(name: str) -> None:
+    """Scales that are infinite, NaN or denormal come out as the format says."""
+    cols = 4 * FORMATS[name].block if FORMATS[name].block > 1 else 64
+    data = np.random.default_rng(3).integers(0, 256, (64, FORMATS[name].row_bytes(cols)), np.uint8)
+    matrix = packed(name, data, cols)
+    with np.errstate(invalid="ignore"):
+        want = FORMATS[name].decode_rows(data)
+    np.testing.assert_array_equal(np.stack([matrix.row(i) for i in range(64)]), want)
+
+
+@pytest.mark.parametrize("name", ["f16", "q4_0", "q6_k"])
+def test_every_half_decodes(name: str) -> None:
+    halves = np.arange(65536, dtype=np.uint16)
+    if name == "f16":
+        data = halves.view(np.uint8).reshape(256, 512)
+        matrix = packed("f16", data, 256)
+        got = np.stack([matrix.row(i) for i in range(256)]).ravel()
+        np.testing.assert_array_equal(got, halves.view(np.float16).astype(np.float32))
+        return
+    format = FORMATS[name]
+    data = np.full((65536, format.nbytes), 0x5A, np.uint8)
+    at = 0 if name == "q4_0" else 208
+    data[:, at : at + 2] = halves[:, None].view(np.uint8)
+    matrix = packed(name, data, format.block)
+    with np.errstate(invalid="ignore"):
+        want = format.decode_rows(data)
+    for i in range(0, 65536, 97):
+        np.testing.assert_array_equal(matrix.row(i), want[i])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_threads_pack_alike_and_keep_the_file_size(name: str) -> None:
+    cols = 512
+    data = weights(name, 100, cols)
+    data.flags.writeable = False
+    one, many = packed(name, data, cols), _core.Matrix(name, 100, cols)
+    many.pack(data, threads=5)
+    assert np.array_equal(one.packed, many.packed)
+    assert one.nbytes <= 1.03 * FORMATS[name].row_bytes(cols) * 112
+    assert not one.packed.flags.writeable
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole blocks of 256"):
+        _core.Matrix("q4_k", 16, 128)
+    with pytest.raises(ValueError, match="no format named q9_9"):
+        _core.Matrix("q9_9", 16, 128)
+    with pytest.raises(ValueError, match="outside"):
+        _core.Matrix("f32", 0, 128)
+    matrix = _core.Matrix("q8_0", 16, 64)
+    with pytest.raises(ValueError, match="data must have"):
+        matrix.pack(np.zeros((16, 67), np.uint8))
+    with pytest.raises(IndexError):
+        matrix.row(16)
+    with pytest.raises(ValueError, match="x must have"):
+        matrix.linear(np.zeros((1, 32), np.float32))
+    with pytest.raises(ValueError, match="bias must have"):
+        matrix.linear(np.zeros((1, 64), np.float32), bias=np.zeros(15, np.float32))
