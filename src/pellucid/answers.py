@@ -142,4 +142,6 @@ class Answer:
         return {token: found.pop(token), **found}
 
     def _text(self, token: int) -> str:
+        if token >= self._tokenizer.vocab_size:
+            return ""  # models have more rows than tokens; the padding rows mean nothing
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
