@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-WORDS = [
+WORDS = ["river", "stone", "light", "paper", "engine", "window", "garden", "number", "music", "winter", "copper"]
     "river",
     "stone",
     "light",
