@@ -112,6 +112,7 @@ def test_sixty_four_together():
     for seq in seqs[::7]:
         assert outputs[seq.id] == solo(seq.tokens[:3], params, seed=seq.seed)[0]
     assert run.stats.generated_tokens == 64 * 20
+    assert run.stats.prompt_tokens == 64 * 3
     assert run.stats.finished["length"] == 64
 
 

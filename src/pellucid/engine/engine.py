@@ -33,7 +33,7 @@ log = logging.getLogger("pellucid.engine")
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts at one moment; those without a plural of "now" in their note only grow."""
+    """Counts at one moment; what is not marked "now" only grows."""
 
     running: int
     """Sequences that have pages, now."""
@@ -82,7 +82,6 @@ class Engine:
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
         self._arrivals = 0
-        self._prompt_tokens = 0
         self._generated = 0
         self._step_rows = 0
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -110,7 +109,7 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             preemptions=scheduler.preemptions,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=scheduler.prompt_tokens,
             generated_tokens=self._generated,
             steps=scheduler.steps,
             step_rows=self._step_rows,
@@ -234,7 +233,7 @@ class Engine:
                 if work.score_rows:
                     self._score(work, logits[first : first + work.score_rows])
                 if work.sample:
-                    self._token(work.seq, picks, chosen, logits[row - 1])
+                    self._token(work.seq, picks, chosen, logits, row - 1)
                 elif work.seq.computed >= work.seq.limit:
                     self._finish(work.seq, "length")
             except Exception as error:
@@ -242,11 +241,11 @@ class Engine:
                     log.exception("sequence %s failed and is ended", work.seq.id)
                 self._fail([work.seq], error)
 
-    def _token(self, seq: Sequence, picks: Picks, index: int, logits: NDArray[np.float32]) -> None:
+    def _token(self, seq: Sequence, picks: Picks, index: int, logits: NDArray[np.float32], row: int) -> None:
         """Append the token that was drawn, tell it, and end the sequence if it ends it."""
         token = picks.token(index, position=len(seq.tokens))
         if self.hub.wants("sample"):
-            self._trace(seq, token, logits)
+            self._trace(seq, token, logits[row])
         seq.tokens.append(token)
         if seq.params.penalized and seq.sampler is not None:
             seq.sampler.push(token)
@@ -300,7 +299,6 @@ class Engine:
         seq.finish_reason = reason
         seq.finished_at = time.monotonic()
         self._finished[reason] += 1
-        self._prompt_tokens += seq.prompt_len
         self._events.append(FinishEvent(seq, reason, error, stop_token))
         if self.hub.wants("finish"):
             self.hub.emit("finish", {"seq": seq, "reason": reason})

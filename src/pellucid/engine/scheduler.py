@@ -38,6 +38,7 @@ class Scheduler:
         """In order of service."""
         self.steps = 0
         self.preemptions = 0
+        self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._coming: dict[bytes, Sequence] = {}
@@ -222,6 +223,7 @@ class Scheduler:
         if seq.scheduled_at is None:
             seq.scheduled_at = time.monotonic()
             seq.cached_tokens = min(seq.computed, seq.prompt_len)
+            self.prompt_tokens += seq.prompt_len
             if self.hub.wants("admit"):
                 waited = seq.scheduled_at - seq.queued_at
                 self.hub.emit("admit", {"seq": seq, "cached": seq.cached_tokens, "waited": waited})
