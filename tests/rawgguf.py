@@ -75,14 +75,14 @@ class RawGGUF:
             len(tensors) if self.n_tensors is None else self.n_tensors,
             len(keys) if self.n_keys is None else self.n_keys,
         )
-        out += b"".join(string(k) + v for k, v in keys)
-        data = b""
+        out = bytearray(out + b"".join(string(k) + v for k, v in keys))
+        data = bytearray()
         for name, t in tensors:
             offset = len(data) if t.offset is None else t.offset
             out += string(name) + struct.pack("<I", len(t.dims) if t.n_dims is None else t.n_dims)
             out += b"".join(struct.pack("<Q", d) for d in t.dims) + struct.pack("<IQ", t.kind, offset)
             data += t.data + bytes(-len(t.data) % self.align)
-        return out + bytes(-len(out) % self.align) + data
+        return bytes(out + bytes(-len(out) % self.align) + data)
 
 
 def valid() -> RawGGUF:

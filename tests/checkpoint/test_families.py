@@ -318,6 +318,9 @@ def test_left_over_and_missing_tensors_are_named(tmp_path: Path) -> None:
 def test_wrong_places(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such file"):
         open_checkpoint(tmp_path / "none.gguf")
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(ModelNotFoundError, match="no such file"):
+            open_checkpoint(name)
     with pytest.raises(ModelFileError, match=r"no config.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "m.safetensors").write_bytes(b"x")

@@ -68,7 +68,7 @@ _OTHER_TYPES = {
 }
 """ggml's other types, so that an error can name them."""
 
-_MAX_KEYS, _MAX_TENSORS, _MAX_NAME = 1 << 14, 1 << 16, 1 << 16
+_MAX_KEYS, _MAX_TENSORS, _MAX_NAME = 1 << 14, 1 << 14, 1 << 16
 _MAX_TENSOR_NAME, _MAX_DIMS = 255, 4
 _BLOCK = 4096
 """Strings of an array that are taken together."""

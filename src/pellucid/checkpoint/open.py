@@ -7,6 +7,7 @@ rows or values differs from the vendor's.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from pellucid.checkpoint.families import FAMILIES, Family
 from pellucid.checkpoint.from_gguf import ROPE_FACTORS, spec_from_gguf, tokenizer_from_gguf
 from pellucid.checkpoint.from_hf import read_config, spec_from_hf, tokenizer_from_hf
 from pellucid.checkpoint.gguf import read_gguf
-from pellucid.checkpoint.mapped import MappedFile, Stored
+from pellucid.checkpoint.mapped import MappedFile, Stored, shown
 from pellucid.checkpoint.names import bind, gguf_name, hf_namer
 from pellucid.checkpoint.safetensors import read_folder
 from pellucid.errors import ModelFileError, ModelNotFoundError
@@ -108,10 +109,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     UnsupportedModelError (a family, tensor type or setting that is not known); each names the file and the fault.
     """
     path = Path(path)
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        raise ModelNotFoundError(f"{shown(path, 200)}: no such file or folder") from None
+    if stat.S_ISDIR(mode):
         return _open_folder(path)
-    if not path.exists():
-        raise ModelNotFoundError(f"{path}: no such file or folder")
     if path.suffix == ".safetensors":
         raise ModelFileError(
             f"{path.name}: weights alone; give the folder that also holds config.json and tokenizer.json"

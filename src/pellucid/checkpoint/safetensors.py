@@ -16,7 +16,7 @@ from pellucid.checkpoint.mapped import MappedFile, Stored, shown
 from pellucid.errors import ModelFileError, UnsupportedModelError
 from pellucid.formats import FORMATS
 
-_MAX_HEADER = 8 << 20
+_MAX_HEADER = 4 << 20
 _MAX_RANK = 8
 _BY_DTYPE = {f.safetensors_dtype: f for f in FORMATS.values() if f.safetensors_dtype is not None}
 INDEX = "model.safetensors.index.json"
@@ -124,7 +124,7 @@ def read_folder(folder: Path, skip: tuple[str, ...] = ()) -> tuple[list[MappedFi
 
 
 def _read_shards(folder: Path, index: Path, skip: tuple[str, ...]) -> tuple[list[MappedFile], dict[str, Stored]]:
-    fields = Fields(INDEX, strict_json.read(MappedFile(index), limit=16 << 20))
+    fields = Fields(INDEX, strict_json.read(MappedFile(index)))
     table = fields.table("weight_map")
     if table is None or not table.values:
         raise fields.fault("weight_map", "is missing or empty")
@@ -141,7 +141,8 @@ def _read_shards(folder: Path, index: Path, skip: tuple[str, ...]) -> tuple[list
             )
         owner[name] = shard
     shards = sorted(set(owner.values()))
-    missing = [s for s in shards if not (folder / s).is_file()]
+    present = {p.name for p in folder.iterdir()}
+    missing = [s for s in shards if s not in present]
     if missing:
         raise ModelFileError(f"{INDEX}: {len(missing)} of {len(shards)} shards are missing: {shown(missing[0])}")
     files: list[MappedFile] = []

@@ -39,7 +39,7 @@ def extent(text: str, start: int, where: str, *, depth: int, values: int) -> int
     raise ModelFileError(f"{where}: JSON that does not end (cut off?)")
 
 
-def parse(data: bytes, where: str, *, depth: int = 16, values: int = 1 << 18) -> dict[str, object]:
+def parse(data: bytes, where: str, *, depth: int = 16, values: int = 1 << 17) -> dict[str, object]:
     """The JSON object in `data` (UTF-8). Raises ModelFileError that begins with `where`."""
     try:
         text = data.decode("utf-8-sig")
@@ -68,7 +68,7 @@ def parse(data: bytes, where: str, *, depth: int = 16, values: int = 1 << 18) ->
         raise ModelFileError(f"{where}: not JSON ({e})") from None
 
 
-def read(file: MappedFile, *, limit: int = 4 << 20, values: int = 1 << 18) -> dict[str, object]:
+def read(file: MappedFile, *, limit: int = 4 << 20, values: int = 1 << 17) -> dict[str, object]:
     """The JSON object of a whole file of at most `limit` bytes."""
     if file.size > limit:
         raise ModelFileError(f"{file.name}: {file.size} bytes of JSON; at most {limit} are read")
