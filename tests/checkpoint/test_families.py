@@ -315,6 +315,14 @@ def test_left_over_and_missing_tensors_are_named(tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
+def test_a_name_cannot_drive_the_terminal(tmp_path: Path) -> None:
+    spec = replace(LLAMA, name="a\x1b[2Jb\nc")
+    assert (
+        open_checkpoint(tinyfiles.write_gguf(tmp_path / "m.gguf", spec, tinyfiles.weights(spec))).spec.name
+        == "a?[2Jb?c"
+    )
+
+
 def test_wrong_places(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such file"):
         open_checkpoint(tmp_path / "none.gguf")

@@ -93,7 +93,7 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
     context = fields.integer(a + "context_length", 1, LIMITS["context"])
     return ModelSpec(
         family=family.name,
-        name=fields.text("general.name", name),
+        name="".join(c if c.isprintable() else "?" for c in fields.text("general.name", name)[:200]),
         vocab=vocab,
         d_model=d_model,
         d_ff=fields.integer(a + "feed_forward_length", 1, LIMITS["d_ff"]),
