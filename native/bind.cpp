@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_core, m) {
   m.doc() = "Pellucid's native core";
+  bind_matrix(m);
   bind_plan(m);
   bind_sample(m);
   bind_vocab(m);

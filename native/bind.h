@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+void bind_matrix(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_vocab(nanobind::module_& m);

@@ -5,6 +5,68 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+# bind_matrix.cpp
+
+class Matrix:
+    """A weight in the kernels' own layout: panels of 16 rows. `format` is a name in pellucid.formats."""
+
+    def __init__(self, format: str, rows: int, cols: int, huge_pages: bool = True) -> None: ...
+    def pack(self, data: NDArray[np.uint8], threads: int = 1) -> None:
+        """Repack all rows; `data` (rows, bytes of a row in the file) may be read-only."""
+    @property
+    def format(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def packed(self) -> NDArray[np.uint8]:
+        """A read-only view of the packed bytes."""
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Row `index`, decoded, shape (cols,)."""
+    def linear(
+        self,
+        x: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+        residual: NDArray[np.float32] | None = None,
+        isa: str | None = None,
+    ) -> NDArray[np.float32]:
+        """residual + (bias + x @ W.T), shape (len(x), rows); x is quantised first where the format asks for it."""
+
+def linear(
+    format: str,
+    packed: NDArray[np.uint8],
+    rows: int,
+    cols: int,
+    x: NDArray[np.uint8],
+    out: NDArray[np.float32],
+    bias: NDArray[np.float32] | None = None,
+    residual: NDArray[np.float32] | None = None,
+    isa: str | None = None,
+    panel0: int = 0,
+    panel1: int = -1,
+) -> None:
+    """The kernel on the caller's arrays: x are the bytes of quantised rows, or of float rows for float formats."""
+
+def quantize(x: NDArray[np.float32], isa: str | None = None) -> NDArray[np.uint8]:
+    """Rows of activations to int8 rows (the layout is told in native/kernels.h); cols a multiple of 32."""
+
+def spin(rounds: int, isa: str | None = None) -> int:
+    """Multiply int8 as fast as one core can; returns the multiply-adds done."""
+
+def read(data: NDArray[np.uint8], isa: str | None = None) -> None:
+    """Read the bytes of `data` (n,) in order, as fast as one core can."""
+
+def isas() -> list[str]:
+    """The instruction sets that this machine can run, best first."""
+
+def isa() -> str:
+    """The one in use. Raises ConfigError when PELLUCID_ISA names another than `isas`."""
+
+def cpu_features() -> dict[str, bool]: ...
+
 # bind_sample.cpp
 
 class SampleState:
@@ -54,3 +116,70 @@ def score_rows(
     top_logprobs: NDArray[np.float32],
 ) -> None: ...
 def philox_bits53(seed: int, choice: int, position: int, stage: int) -> int: ...
+
+# bind_plan.cpp
+
+RESULT: int
+"""Slot of the logits, the caller's own buffer."""
+NONE: int
+"""No slot."""
+
+class Pool:
+    """Threads that walk a plan together."""
+
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class KvStore:
+    """Memory of the paged KV cache."""
+
+    def __init__(self, format: str, layers: int, pages: int, page_size: int, kv_heads: int, d_head: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def page(self, layer: int, page: int) -> NDArray[np.uint8]: ...
+
+class Plan:
+    """The ops of a model over a pool, a KV store and an arena. Slots and constants are numbers that it gives out."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        kv: KvStore,
+        isa: str,
+        heads: int,
+        vocab: int,
+        context: int,
+        max_rows: int,
+        arena_row_bytes: int,
+    ) -> None: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    def slot(self, offset: int, row_bytes: int, /) -> int: ...
+    def constant(self, values: NDArray[np.float32], /) -> int: ...
+    def embed(self, out: int, table: Matrix, scale: float, /) -> None: ...
+    def rms_norm(
+        self, out: int, x: int, groups: int, n: int, weight: int, eps: float, quant: int, selected: bool, /
+    ) -> None: ...
+    def multiply(self, out: int, x: int, groups: int, n: int, weight: int, selected: bool, /) -> None: ...
+    def quantize(self, out: int, x: int, n: int, selected: bool, /) -> None: ...
+    def linear(
+        self, x: int, quant: int, parts: Sequence[tuple[int, Matrix, int]], residual: int, selected: bool, /
+    ) -> None: ...
+    def rope(self, out: int, x: int, heads: int, d_head: int, half: int, cos: int, sin: int, /) -> None: ...
+    def store_kv(self, k: int, v: int, layer: int, /) -> None: ...
+    def attention(self, out: int, q: int, layer: int, heads: int, scale: float, window: int, /) -> None: ...
+    def glu(self, out: int, gate: int, up: int, n: int, gelu: bool, quant: int, /) -> None: ...
+    def add(self, out: int, a: int, b: int, n: int, /) -> None: ...
+    def select(self, out: int, x: int, n: int, /) -> None: ...
+    def run(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        page_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        logits: NDArray[np.float32],
+    ) -> None: ...

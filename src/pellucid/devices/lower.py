@@ -130,7 +130,7 @@ def lower(graph: Graph, quantized: Callable[[str], bool]) -> Lowered:
     selected: set[str] = set()
     for op in graph.ops:
         record = _record(op, quantized)
-        if record.kind == "select" or any(v.name in selected for v in record.needs()):
+        if record.kind == "select" or any(v.name.removesuffix(QUANT_SUFFIX) in selected for v in record.needs()):
             record = replace(record, selected=True)
             selected.update(v.name for v in record.writes())
         records.append(record)

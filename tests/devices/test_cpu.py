@@ -1,0 +1,143 @@
+"""The native plan against the reference, and the law of batch invariance, on small random models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from devices.models import RandomModel, batch, difference, run_all, spec
+
+from pellucid import _core
+from pellucid.devices.cpu import FLOAT_FORMATS
+from pellucid.errors import ConfigError, EngineError
+from pellucid.formats import FORMATS
+from pellucid.kv.store import unpack_page
+
+SPECS = {
+    "gqa": spec(),
+    "mha": spec(heads=3, kv_heads=3, d_head=64),
+    "wide-group": spec(heads=10, kv_heads=1, d_head=32),
+    "odd-head": spec(heads=2, kv_heads=1, d_head=24, d_ff=768),
+    "biased": spec(qkv_bias=True),
+    "gemma": spec(windows=(20, 20, 0), qk_norm=True, post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True),
+    "window-300": spec(windows=(300, 0)),
+}
+TOKENS = np.random.default_rng(7).integers(0, 201, 400).tolist()
+PAGES = list(np.random.default_rng(8).permutation(64)[:32])
+
+
+def pages_for(n: int) -> list[int]:
+    return PAGES[: -(-n // 16)]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+def test_float_plan_equals_the_reference(name: str, kv: str) -> None:
+    """In float32 the plan differs from NumPy by rounding alone: sums in another order, and a code of the cache here and there."""
+    model = RandomModel(SPECS[name], "f32")
+    if kv == "q8_0" and SPECS[name].d_head % 32:
+        with pytest.raises(ConfigError, match="multiple of 32"):
+            model.device(kv=kv)
+        return
+    got = run_all(model.device(kv=kv), TOKENS[:330], pages_for(330))
+    assert difference(got, model.reference(kv).run(TOKENS[:330])) < (5e-5 if kv == "f16" else 1e-3)
+    # What the cache's format itself costs.
+    assert difference(got, model.reference(None).run(TOKENS[:330])) < (5e-4 if kv == "f16" else 0.016)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_each_format_within_its_bound(format_: str) -> None:
+    """Float formats round only; int8 activations cost two or three percent of the spread of log-probabilities."""
+    model = RandomModel(SPECS["gqa"], format_)
+    got = run_all(model.device(), TOKENS[:60], pages_for(60))
+    assert difference(got, model.reference().run(TOKENS[:60])) < (1e-4 if format_ in FLOAT_FORMATS else 0.03)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("format_", ["q4_k", "bf16"])
+def test_bits_do_not_depend_on_chunks(name: str, format_: str) -> None:
+    model = RandomModel(SPECS[name], format_)
+    whole = run_all(model.device(), TOKENS[:300], pages_for(300))
+    for chunk in (1, 7, 64, 299):
+        assert np.array_equal(run_all(model.device(), TOKENS[:300], pages_for(300), chunk), whole), chunk
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("isa", _core.isas())
+def test_bits_do_not_depend_on_threads_nor_instruction_set(isa: str, kv: str) -> None:
+    model = RandomModel(SPECS["gemma"], "q4_1")
+    # 40 keys: one chunk. 290 keys, one row at the end: two chunks shared between the threads.
+    want = run_all(model.device(kv=kv), TOKENS[:290], pages_for(290))
+    for threads in (1, 2, 3):
+        device = model.device(threads=threads, isa=isa, kv=kv)
+        assert np.array_equal(run_all(device, TOKENS[:40], pages_for(40)), want[:40])
+        run_all(device, TOKENS[:289], pages_for(290))
+        last = device.run(batch([(TOKENS[289:290], 289, pages_for(290))], [0]))
+        assert np.array_equal(last[0], want[289])
+
+
+def test_bits_do_not_depend_on_neighbours() -> None:
+    model = RandomModel(SPECS["gqa"], "q6_k")
+    alone = model.device()
+    a, b, c = TOKENS[:50], TOKENS[50:90], TOKENS[90:100]
+    pa, pb, pc = [3, 1, 7, 9], [0, 2, 4], [5]
+    want_a, want_b, want_c = (run_all(alone, t, p) for t, p in ((a, pa), (b, pb), (c, pc)))
+
+    device = model.device(threads=2)
+    device.run(batch([(b[:39], 0, pb)], []))
+    got = device.run(batch([(b[39:], 39, pb), (a, 0, pa), (c, 0, pc)], [0, 50, 51, 60]))
+    assert np.array_equal(got[0], want_b[39])
+    assert np.array_equal(got[1], want_a[49])
+    assert np.array_equal(got[2], want_c[0])
+    assert np.array_equal(got[3], want_c[9])
+
+
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+def test_pages_hold_what_the_reference_stores(kv: str) -> None:
+    model = RandomModel(SPECS["gqa"], "f32")
+    device = model.device(kv=kv)
+    run_all(device, TOKENS[:40], [5, 2, 9], chunk=16)
+    seen: dict[str, np.ndarray] = {}
+    model.reference(kv).run(TOKENS[:40], watch=seen.__setitem__)
+    for layer in range(2):
+        pages = [unpack_page(device.kv.page(layer, p), device.geometry) for p in (5, 2, 9)]
+        k = np.concatenate([p[0] for p in pages], axis=1)[:, :40].transpose(1, 0, 2)
+        v = np.concatenate([p[1] for p in pages], axis=1)[:, :40].transpose(1, 0, 2)
+        tolerance = 2e-3 if kv == "f16" else 3e-2
+        assert np.abs(k - seen[f"blocks.{layer}.attn.hook_rot_k"]).max() < tolerance * np.abs(k).max()
+        assert np.abs(v - seen[f"blocks.{layer}.attn.hook_v"]).max() < tolerance * np.abs(v).max()
+
+
+def test_geometry_is_the_cores() -> None:
+    for kv, d_head in (("f16", 64), ("f16", 24), ("q8_0", 64)):
+        model = RandomModel(spec(d_head=d_head, heads=2, kv_heads=1), "f32")
+        device = model.device(kv=kv)
+        assert device.geometry.bytes_per_page == device.kv.page_bytes
+        assert device.kv.nbytes == device.kv.page_bytes * 64
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "message"),
+    [
+        ([([201], 0, [0])], [0], "not in the vocabulary"),
+        ([([-1], 0, [0])], [0], "not in the vocabulary"),
+        ([([1], 512, list(range(33)))], [0], "outside the context"),
+        ([([1], -1, [0])], [0], "outside the context"),
+        ([([1], 16, [0])], [0], "too short"),
+        ([([1], 0, [64])], [0], "does not exist"),
+        ([([1], 0, [-1])], [0], "does not exist"),
+        ([([1], 0, [0])], [1], "logit row"),
+        ([([1] * 600, 0, list(range(38)))], [0], "rows"),
+    ],
+)
+def test_a_broken_step_is_refused_before_anything_is_written(parts: list, rows: list, message: str) -> None:
+    device = RandomModel(SPECS["gqa"], "q8_0").device()
+    before = device.kv.page(0, 0).copy()
+    with pytest.raises(EngineError, match=message):
+        device.run(batch(parts, rows))
+    assert np.array_equal(device.kv.page(0, 0), before)
+    assert np.isfinite(device.run(batch([([1], 0, [0])], [0]))).all()
+
+
+def test_a_step_that_wants_no_logits() -> None:
+    device = RandomModel(SPECS["gqa"], "q8_0").device()
+    assert device.run(batch([([1, 2, 3], 0, [0])], [])).shape == (0, 201)
