@@ -23,19 +23,6 @@ from typing import Any
 import httpx
 
 WORDS = ["river", "stone", "light", "paper", "engine", "window", "garden", "number", "music", "winter", "copper"]
-    "river",
-    "stone",
-    "light",
-    "paper",
-    "engine",
-    "window",
-    "garden",
-    "number",
-    "music",
-    "winter",
-    "copper",
-    "signal",
-]
 HOSTILE: list[bytes] = [
     b"",
     b"{",

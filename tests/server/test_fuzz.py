@@ -15,31 +15,23 @@ from pellucid.server.openai import ChatRequest, CompletionRequest
 from serving import Live
 
 NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, "tools", "response_format", "foo"})
-NUMBERS = st.one_of(
-    st.integers(-3, 40),
-    st.integers(-(2**70), 2**70),
-    st.floats(-2, 2),
-    st.sampled_from([float("nan"), float("inf"), -0.0]),
-)
+ODD = st.sampled_from([float("nan"), float("inf"), -0.0])
+NUMBERS = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.floats(-2, 2), ODD)
+KEYS = st.sampled_from(["role", "content", "type", "text", "1", "include_usage"])
 LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from(["user", "a>", "text"]))
 VALUES = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(
-            st.one_of(st.sampled_from(["role", "content", "type", "text", "1", "include_usage"])), inner, max_size=4
-        ),
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(KEYS, inner, max_size=4)),
     max_leaves=8,
 )
 GOOD: dict[str, Any] = {"max_tokens": 3, "prompt": "a>", "messages": [{"role": "user", "content": "a"}]}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    path=st.sampled_from(["chat/completions", "completions"]),
-    change=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3),
-)
+CHANGES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(["chat/completions", "completions"]), change=CHANGES)
 def test_bodies(live: Live, path: str, change: dict[str, Any]) -> None:
     body = json.dumps(GOOD | change)
     response = live.http.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})

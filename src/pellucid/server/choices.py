@@ -107,7 +107,7 @@ class Choice:
         if self._wants_tokens:
             self._held.append((self._length, event))
             if shown:
-                self._length += characters(self._tokenizer.token_bytes(event.token))
+                self._length += characters(token_bytes(self._tokenizer, event.token))
         if not shown:
             return None
         text = self._text.push(event.token)
@@ -129,6 +129,11 @@ class Choice:
         tokens = [event for _, event in self._held[:count]]
         del self._held[:count]
         return tokens
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """Return what a token adds to a text; nothing for the rows by which a model exceeds its vocabulary."""
+    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
 
 
 def characters(data: bytes) -> int:

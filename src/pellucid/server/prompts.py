@@ -46,9 +46,12 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
             return llm.tokenizer.encode_batch(texts, add_special=body.add_special_tokens)
 
         ids = await service.prepare(work, sum(map(len, texts)))
+    size = llm.tokenizer.vocab_size
     for i, prompt in enumerate(ids):
         if not prompt:
             raise RequestError(f"prompt {i} is empty; give at least one token", param="prompt")
+        if max(prompt) >= size:
+            raise RequestError(f"prompt {i} has a token id outside 0..{size - 1}", param="prompt")
     return ids
 
 

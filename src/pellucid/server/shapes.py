@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from typing_extensions import TypedDict
 
-from pellucid.server.choices import Piece, Usage, characters
+from pellucid.server.choices import Piece, Usage, characters, token_bytes
 
 if TYPE_CHECKING:
     from pellucid.engine.events import TokenEvent
@@ -210,7 +210,7 @@ class ChatShape(_Head):
         return {**self._one(event.token, event.logprob or 0.0), "top_logprobs": likeliest}
 
     def _one(self, token: int, logprob: float) -> TopLogprob:
-        data = self._tokenizer.token_bytes(token)
+        data = token_bytes(self._tokenizer, token)
         return {"token": spelling(self._tokenizer, token), "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
 
@@ -288,7 +288,7 @@ class CompletionShape(_Head):
             result["token_logprobs"].append(None if logprob is None else max(logprob, LOWEST))
             result["top_logprobs"].append(None if logprob is None else self._by_spelling(token, logprob, top or []))
             result["text_offset"].append(offset)
-            offset += characters(self._tokenizer.token_bytes(token))
+            offset += characters(token_bytes(self._tokenizer, token))
         self._offsets[choice] = offset
         return result
 
@@ -305,6 +305,8 @@ class CompletionShape(_Head):
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:
     """Return a token's text; bytes that are no whole characters are written as "bytes:\\xe2\\x80", as OpenAI does."""
+    if token >= tokenizer.vocab_size:
+        return f"token_id:{token}"
     if tokenizer.is_special(token):
         return tokenizer.token_text(token)
     data = tokenizer.token_bytes(token)
