@@ -176,6 +176,21 @@ auto quantize(Floats x, std::optional<std::string> isa) {
   return out;
 }
 
+int64_t spin(int64_t rounds, std::optional<std::string> isa) {
+  const Kernels& table = table_of(isa);
+  const nb::gil_scoped_release release;
+  return table.spin(rounds);
+}
+
+void read_all(Packed data, std::optional<std::string> isa) {
+  const Kernels& table = table_of(isa);
+  const uint8_t* p = data.data();
+  const int64_t n = static_cast<int64_t>(data.shape(0)) / 256 * 256;
+  require(n > 0, "data must have at least 256 bytes");
+  const nb::gil_scoped_release release;
+  table.read(p, n);
+}
+
 nb::list isas() {
   nb::list names;
   for (const char* const* name = isa_names(); *name; ++name)
@@ -220,6 +235,8 @@ void bind_matrix(nb::module_& m) {
         "bias"_a = nb::none(), "residual"_a = nb::none(), "isa"_a = nb::none(), "panel0"_a = 0,
         "panel1"_a = -1);
   m.def("quantize", quantize, "x"_a, "isa"_a = nb::none());
+  m.def("spin", spin, "rounds"_a, "isa"_a = nb::none());
+  m.def("read", read_all, "data"_a, "isa"_a = nb::none());
   m.def("isas", isas);
   m.def("isa", [] { return table_of(std::nullopt).name; });
   m.def("cpu_features", features);

@@ -46,6 +46,9 @@ struct Kernels {
   // One row of packed weights as `cols` floats.
   void (*unpack_row[kFormats])(const uint8_t* packed, int rows, int cols, int row, float* out);
   RowKernels rows;
+  // The machine's peaks, to hold the others against (peaks.h).
+  int64_t (*spin)(int64_t rounds);
+  void (*read)(const uint8_t* p, int64_t n);
 };
 
 const Kernels& scalar_kernels();

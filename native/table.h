@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "kernels.h"
 #include "matmul.h"
+#include "peaks.h"
 #include "quantize.h"
 
 namespace pellucid {
@@ -22,6 +23,8 @@ constexpr Kernels make_table() {
                      unpack_quantized<Q4_0<S>>, unpack_quantized<Q4_1<S>>, unpack_quantized<Q5_0<S>>,
                      unpack_quantized<Q8_0<S>>, unpack_quantized<Q4_K<S>>, unpack_quantized<Q6_K<S>>},
       .rows = row_kernels<S>(),
+      .spin = spin<S>,
+      .read = read<S>,
   };
 }
 

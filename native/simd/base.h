@@ -14,7 +14,7 @@
 #if defined(__clang__)
 #define PELLUCID_UNROLL_PRAGMA _Pragma("unroll")
 #else
-#define PELLUCID_UNROLL_PRAGMA _Pragma("GCC unroll 8")
+#define PELLUCID_UNROLL_PRAGMA _Pragma("GCC unroll 16")
 #endif
 
 namespace pellucid {
