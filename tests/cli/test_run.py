@@ -109,7 +109,8 @@ def pellucid(*args: str) -> list[str]:
 
 
 def test_real_model(smollm2_path: Path) -> None:
-    command = pellucid("run", "What is the capital of France?", "-m", str(smollm2_path), "--temperature", "0")
+    prompt, options = "The capital of France is", ("--raw", "--temperature", "0", "--max-tokens", "8")
+    command = pellucid("run", prompt, "-m", str(smollm2_path), *options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

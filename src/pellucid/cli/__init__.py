@@ -107,9 +107,16 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _outcome(args: list[str]) -> int:
     try:
-        code = typer.main.get_command(app).main(args, prog_name="pellucid", standalone_mode=False)
+        command = typer.main.get_command(app)
+        if "_PELLUCID_COMPLETE" in os.environ:
+            command.main(args, prog_name="pellucid")
+        # Not command.main(), which would turn a broken pipe into exit code 1.
+        with command.make_context("pellucid", args) as context:
+            command.invoke(context)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return 0
+    except typer.Exit as exit:
+        return exit.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
