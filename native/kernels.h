@@ -30,11 +30,17 @@ struct LinearArgs {
   int64_t residual_stride;
 };
 
-// A quantised row of `cols` activations (a multiple of 32):
-//   int8 codes[cols] | float scales[cols / 32] | float mins[cols / 32] | int32 sums[cols / 16]
-// where sums are of 16 codes and mins are scale * sum over the block. Padded to 64 bytes.
+// A quantised row of `cols` activations (a multiple of 32) is cols / 32 of these, padded to 64 bytes: 48
+// bytes together, so that a kernel walks a row with one pointer.
+struct QuantBlock {
+  int8_t codes[32];
+  float scale;
+  float min;           // scale * sum of the codes: what a weight's minimum is multiplied with
+  int32_t minus_sum;   // of all codes; shifted left it takes a weight's offset out
+  int32_t minus_sum1;  // of codes 16..31
+};
 static constexpr int64_t quant_row_bytes(int cols) {
-  return (static_cast<int64_t>(cols) + cols / 32 * 8 + cols / 16 * 4 + 63) / 64 * 64;
+  return (static_cast<int64_t>(cols / kBlock) * static_cast<int64_t>(sizeof(QuantBlock)) + 63) / 64 * 64;
 }
 
 struct Kernels {

@@ -38,7 +38,7 @@ struct QuantizedTile {
     typename S::F acc[NR];
     PELLUCID_UNROLL
     for (int i = 0; i < NR; ++i) acc[i] = S::zero();
-    const Activations a{args.x + token * args.x_stride, args.x_stride, args.cols};
+    const Activations a{args.x + token * args.x_stride, args.x_stride};
     const int64_t blocks = args.cols / Fmt::kCols;
     for (int64_t b = 0; b < blocks; ++b, w += Fmt::kBytes) {
       if constexpr (NR <= 4)

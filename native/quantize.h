@@ -1,5 +1,5 @@
 // Rows of activations to int8. For each 32: amax = max |x|, scale = amax / 127, codes = nearest even of
-// x * (127 / amax), sums of codes by 16, min = scale * float(sum). A block too small to invert (amax < 1e-30)
+// x * (127 / amax), min = scale * float(sum of codes). A block too small to invert (amax < 1e-30)
 // is zeros; one with a NaN or an infinity gets zero codes under a scale of NaN or infinity, which makes NaN
 // of every product.
 #pragma once
@@ -13,12 +13,9 @@ template <class S>
 void quantize(const float* x, int cols, uint8_t* row) {
   using F = typename S::F;
   using I = typename S::I;
-  int8_t* codes = static_cast<int8_t*>(static_cast<void*>(row));
-  uint8_t* scales = row + cols;
-  uint8_t* mins = scales + cols / 8;
-  uint8_t* sums = mins + cols / 8;
+  QuantBlock* out = static_cast<QuantBlock*>(static_cast<void*>(row));
   const I magnitude = S::set1_i(0x7fffffff);
-  for (int b = 0; b < cols / 32; ++b) {
+  for (int b = 0; b < cols / 32; ++b, ++out) {
     const F lo = S::load(x + 32 * b), hi = S::load(x + 32 * b + 16);
     // As integers magnitudes compare like floats, and NaN is the greatest: it cannot get lost.
     const int32_t bits =
@@ -31,16 +28,16 @@ void quantize(const float* x, int cols, uint8_t* row) {
       q0 = S::round_i(S::mul(lo, S::set1(inverse)));
       q1 = S::round_i(S::mul(hi, S::set1(inverse)));
     }
-    S::store_i8(codes + 32 * b, q0);
-    S::store_i8(codes + 32 * b + 16, q1);
-    const int32_t sum[2] = {S::reduce_add_i(q0), S::reduce_add_i(q1)};
-    const float min = scale * static_cast<float>(sum[0] + sum[1]);
-    __builtin_memcpy(scales + 4 * b, &scale, 4);
-    __builtin_memcpy(mins + 4 * b, &min, 4);
-    __builtin_memcpy(sums + 8 * b, sum, 8);
+    S::store_i8(out->codes, q0);
+    S::store_i8(out->codes + 16, q1);
+    const int32_t second = S::reduce_add_i(q1), sum = S::reduce_add_i(q0) + second;
+    out->scale = scale;
+    out->min = scale * static_cast<float>(sum);
+    out->minus_sum = -sum;
+    out->minus_sum1 = -second;
   }
   uint8_t* end = row + quant_row_bytes(cols);
-  for (uint8_t* p = sums + cols / 4; p < end; ++p) *p = 0;
+  for (uint8_t* p = static_cast<uint8_t*>(static_cast<void*>(out)); p < end; ++p) *p = 0;
 }
 
 }  // namespace

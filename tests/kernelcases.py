@@ -47,10 +47,11 @@ def packed(name: str, data: NDArray[np.uint8], cols: int) -> _core.Matrix:
 
 
 def split(rows: NDArray[np.uint8], cols: int) -> tuple[NDArray[np.int8], NDArray[np.float32], ...]:
-    """Codes, scales, mins, sums (of 16) of quantised rows."""
-    a, b, c = cols, cols + cols // 8, cols + cols // 4
-    cut = [np.ascontiguousarray(rows[:, i:j]) for i, j in ((0, a), (a, b), (b, c), (c, c + cols // 4))]
-    return cut[0].view(np.int8), cut[1].view(np.float32), cut[2].view(np.float32), cut[3].view(np.int32)
+    """Codes (n, cols); scales, mins (n, cols / 32); minus sums of all and of the second 16 codes (n, cols / 32, 2)."""
+    blocks = np.ascontiguousarray(rows[:, : cols // 32 * 48]).reshape(len(rows), -1, 48)
+    parts = [np.ascontiguousarray(blocks[:, :, a:b]) for a, b in ((0, 32), (32, 36), (36, 40), (40, 48))]
+    scales, mins = (p.view(np.float32)[:, :, 0] for p in parts[1:3])
+    return parts[0].view(np.int8).reshape(len(rows), cols), scales, mins, parts[3].view(np.int32)
 
 
 def rounded(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -27,7 +27,7 @@ struct Q4_0 {
   static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
                                          typename S::F (&acc)[NR]) {
     Dots<S, NR> dots;
-    dots.start(a, block, 8);
+    dots.template start<3>(a, block);
     dots.add_nibbles(p, a, block);
     add_scaled(dots, S::load_f16(halves(p + 256)), a, block, acc);
   }

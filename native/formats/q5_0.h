@@ -36,7 +36,7 @@ struct Q5_0 {
   static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
                                          typename S::F (&acc)[NR]) {
     Dots<S, NR> dots;
-    dots.start(a, block, 16);
+    dots.template start<4>(a, block);
     const typename S::B plane = S::load_b(p + 256);
     pair<0>(dots, p, plane, a, block);
     pair<1>(dots, p, plane, a, block);

@@ -64,7 +64,7 @@ struct Q6_K {
       F part[NR];
       {
         Dots<S, NR> dots;
-        dots.start_half(a, b, 0, 32);
+        dots.template start_half<5, 0>(a, b);
         const typename S::B pairs = S::load_b(p + 256);
         dots.add(S::or_b(S::low4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 0);
         dots.add(S::or_b(S::low4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 1);
@@ -75,7 +75,7 @@ struct Q6_K {
         for (int i = 0; i < NR; ++i) part[i] = S::mul(S::cvt(dots.v[i]), scale);
       }
       Dots<S, NR> dots;
-      dots.start_half(a, b, 1, 32);
+      dots.template start_half<5, 1>(a, b);
       const typename S::B pairs = S::load_b(p + 320);
       dots.add(S::or_b(S::high4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 4);
       dots.add(S::or_b(S::high4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 5);
@@ -84,7 +84,7 @@ struct Q6_K {
       const F scale = S::mul(d, S::load_i8(signed_bytes(p + 400)));
       PELLUCID_UNROLL
       for (int i = 0; i < NR; ++i)
-        acc[i] = S::fma(S::fma(S::cvt(dots.v[i]), scale, part[i]), S::set1(a.scale(i, b)), acc[i]);
+        acc[i] = S::fma(S::fma(S::cvt(dots.v[i]), scale, part[i]), S::set1(a.at(i, b).scale), acc[i]);
     }
   }
 

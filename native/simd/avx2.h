@@ -164,7 +164,7 @@ struct Avx2 {
   }
   // maddubs saturates above 127, so the weights' signs go over to the activations (whose least value is
   // -127).
-  static constexpr int kOffset128 = 0;
+  static constexpr bool kDot128Offset = false;
   static PELLUCID_INLINE I dot128(I acc, B w, int32_t a) {
     const __m256i s = _mm256_set1_epi32(a);
     const __m256i flip = _mm256_set1_epi8(static_cast<char>(0x80));

@@ -107,7 +107,7 @@ struct Avx512 {
   static PELLUCID_INLINE I dot(I acc, B w, int32_t a) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a));
   }
-  static constexpr int kOffset128 = 128;
+  static constexpr bool kDot128Offset = true;
   static PELLUCID_INLINE I dot128(I acc, B w, int32_t a) { return dot(acc, w, a); }
 
  private:

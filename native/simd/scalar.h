@@ -149,8 +149,9 @@ struct Scalar {
     }
     return acc;
   }
-  // The same for weights stored with 128 added, over all 256 values: the dot of (w - 128 + kOffset128).
-  static constexpr int kOffset128 = 128;
+  // The same for weights stored with 128 added, over all 256 values: the dot of w if kDot128Offset, else of w
+  // - 128.
+  static constexpr bool kDot128Offset = true;
   static PELLUCID_INLINE I dot128(I acc, B w, int32_t a) { return dot(acc, w, a); }
 
 #undef PELLUCID_LANES
