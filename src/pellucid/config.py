@@ -1,7 +1,7 @@
 """One frozen configuration of an engine, with the reason for each value that was resolved.
 
-Law: a field here is a decision a person may want to make. What can be computed from the machine or the model is resolved
-once, by `resolve`, and the reason is kept beside the value.
+Law: a field here is a decision a person may want to make. What can be computed from the machine or the model is
+resolved once, by `resolve`, and the reason is kept beside the value.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class EngineConfig:
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name}={value} is out of range; give {low} to {high}", param=name)
         if 256 % self.page_size:
-            raise ConfigError(f"page_size={self.page_size} does not divide 256; choose 16, 32, 64, 128 or 256", param="page_size")
+            raise ConfigError(
+                f"page_size={self.page_size} does not divide 256; choose 16, 32, 64, 128 or 256", param="page_size"
+            )
 
     def resolve(self, *, model_context: int, bytes_per_page: int, free_memory: int | None = None) -> EngineConfig:
         """Return a copy in which every None has a value.

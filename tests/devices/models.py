@@ -53,7 +53,13 @@ class RandomModel:
 
 
 def spec(
-    *, heads: int = 4, kv_heads: int = 2, d_head: int = 32, windows: Sequence[int] = (0, 0), context: int = 1024, **options: object
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    d_head: int = 32,
+    windows: Sequence[int] = (0, 0),
+    context: int = 1024,
+    **options: object,
 ) -> ModelSpec:
     layers = tuple(LayerSpec(w, RopeSpec(1e4 if w == 0 else 1e3, d_head)) for w in windows)
     values = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from devices.models import RandomModel, batch, difference, run_all, spec
 
+from devices.models import RandomModel, batch, difference, run_all, spec
 from pellucid import _core
 from pellucid.devices.cpu import FLOAT_FORMATS
 from pellucid.errors import ConfigError, EngineError
@@ -18,7 +18,9 @@ SPECS = {
     "wide-group": spec(heads=10, kv_heads=1, d_head=32),
     "odd-head": spec(heads=2, kv_heads=1, d_head=24, d_ff=768),
     "biased": spec(qkv_bias=True),
-    "gemma": spec(windows=(20, 20, 0), qk_norm=True, post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True),
+    "gemma": spec(
+        windows=(20, 20, 0), qk_norm=True, post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
+    ),
     "window-300": spec(windows=(300, 0)),
 }
 TOKENS = np.random.default_rng(7).integers(0, 201, 400).tolist()
@@ -32,7 +34,7 @@ def pages_for(n: int) -> list[int]:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_float_plan_equals_the_reference(name: str, kv: str) -> None:
-    """In float32 the plan differs from NumPy by rounding alone: sums in another order, and a code of the cache here and there."""
+    """In float32 the plan differs from NumPy by rounding alone: another order of sums, a code of the cache here and there."""
     model = RandomModel(SPECS[name], "f32")
     if kv == "q8_0" and SPECS[name].d_head % 32:
         with pytest.raises(ConfigError, match="multiple of 32"):

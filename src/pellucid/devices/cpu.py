@@ -31,26 +31,51 @@ class Shape(Protocol):
     """What the device needs to know of a model beside its graph (a ModelSpec has it)."""
 
     @property
-    def vocab(self) -> int: ...
+    def vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        ...
+
     @property
-    def context(self) -> int: ...
+    def context(self) -> int:
+        """Longest sequence, in tokens."""
+        ...
+
     @property
-    def n_heads(self) -> int: ...
+    def n_heads(self) -> int:
+        """Query heads."""
+        ...
+
     @property
-    def n_kv_heads(self) -> int: ...
+    def n_kv_heads(self) -> int:
+        """KV heads."""
+        ...
+
     @property
-    def d_head(self) -> int: ...
+    def d_head(self) -> int:
+        """Values of a head."""
+        ...
+
     @property
-    def n_layers(self) -> int: ...
+    def n_layers(self) -> int:
+        """Layers."""
+        ...
 
 
 class WeightSource(Protocol):
     """Where weights come from (a Checkpoint has it)."""
 
     @property
-    def spec(self) -> Shape: ...
-    def weights(self) -> Iterator[Weight]: ...
-    def release(self, weight: Weight) -> None: ...
+    def spec(self) -> Shape:
+        """Sizes of the model."""
+        ...
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight, in canonical names and order."""
+        ...
+
+    def release(self, weight: Weight) -> None:
+        """Let go of the memory behind a weight."""
+        ...
 
 
 class CpuDevice:
@@ -202,7 +227,7 @@ class _Builder:
             plan.linear(x, self._slot(r.quant), parts, self._slot(r.residual), r.selected)
             return
         if r.kind == "store_kv":
-            plan.store_kv(*reads, r.layer)
+            plan.store_kv(reads[0], reads[1], r.layer)
             return
         if r.out is None:
             raise EngineError(f"plan: {r.describe()} makes nothing")
@@ -212,7 +237,9 @@ class _Builder:
             case "embed":
                 plan.embed(out, self.matrices[r.weight or ""], r.number)
             case "rms_norm":
-                plan.rms_norm(out, reads[0], groups, width, self._constant(r.weight), r.number, self._slot(r.quant), r.selected)
+                plan.rms_norm(
+                    out, reads[0], groups, width, self._constant(r.weight), r.number, self._slot(r.quant), r.selected
+                )
             case "multiply":
                 plan.multiply(out, reads[0], groups, width, self._constant(r.weight), r.selected)
             case "quantize":

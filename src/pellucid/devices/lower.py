@@ -1,7 +1,7 @@
 """Lowering for the CPU: from a fused graph to the flat list of records that the native plan is built from.
 
-Law: a record names a native op, what it reads and writes, and its numbers; nothing is decided after this. Where a linear
-layer's weights are quantised its input is quantised once, by the op that makes it if that op holds the whole row.
+Law: a record names a native op, what it reads and writes, and its numbers; nothing is decided after this. Where a
+linear layer's weights are quantised its input is quantised once, by the op that makes it if that op holds the whole row.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class Record:
         words += [f"bias {p.bias}" for p in self.parts if p.bias]
         if self.layer >= 0:
             words.append(f"layer={self.layer}")
+        if self.gelu:
+            words.append("gelu")
         if self.window:
             words.append(f"window={self.window}")
         if self.number:

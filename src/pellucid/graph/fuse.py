@@ -1,7 +1,7 @@
 """Fusion: which neighbouring ops a device runs as one. Decided here, once, for every device.
 
-Law: fusion changes no bit, since a fused op is its parts with float32 between them. It never hides a value in `keep`, nor
-one that something outside the fused op reads.
+Law: fusion changes no bit, since a fused op is its parts with float32 between them. It never hides a value in `keep`,
+nor one that something outside the fused op reads.
 """
 
 from __future__ import annotations

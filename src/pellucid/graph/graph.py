@@ -1,6 +1,7 @@
 """Graph: a flat list of ops in single-assignment form, and its builder.
 
-Law: every value has a name when it is made, is made once, and is made before it is read. The names are TransformerLens's.
+Law: every value has a name when it is made, is made once, and is made before it is read. The names are those of
+TransformerLens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The vocabulary of the graph: a dozen kinds of op, their operands and shape rules.
 
-Law: an op says what is computed, never how. A value is a row for each token: its `shape` is the shape of one row, and the
-number of rows comes with the batch. A `Fused` op has no meaning of its own: it is its parts, in order.
+Law: an op says what is computed, never how. A value is a row for each token: its `shape` is the shape of one row, and
+the number of rows comes with the batch. A `Fused` op has no meaning of its own: it is its parts, in order.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pellucid.errors import PellucidError
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary positions: pair j of the first `dims` values turns by (position / linear) · base^(-2j/dims) / factors[j]."""
+    """Rotary positions: pair j of the first `dims` values turns by position / linear · base^(-2j/dims) / factors[j]."""
 
     base: float
     dims: int

@@ -1,7 +1,7 @@
 """The reference: NumPy in float32 is the meaning of every op.
 
-Law: readable first, fast never. An op exists when it has a line here. Attention is the textbook one, which builds the whole
-score matrix of a sequence. The reference runs one sequence; batches, pages and chunks are a device's business.
+Law: readable first, fast never. An op exists when it has a line here. Attention is the textbook one, which builds the
+whole score matrix of a sequence. The reference runs one sequence; batches, pages and chunks are a device's business.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def attend(q: Array, k: Array, v: Array, *, scale: float, window: int) -> Array:
     group = heads // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(scale)
-    gap = np.arange(n)[:, None] - np.arange(n)[None, :]
-    seen = (gap >= 0) & ((gap < window) if window else True)
+    position = np.arange(n)
+    gap: NDArray[np.int64] = position[:, None] - position[None, :]
+    seen: NDArray[np.bool_] = (gap >= 0) & (gap < (window or n))
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -1,6 +1,7 @@
 """Geometry of the paged KV cache: how many bytes a page takes, and what its bytes mean.
 
-Law: sizes come from the row format's table. `unpack_page` is the meaning of a page's bytes, and what tests and viewers read.
+Law: sizes come from the row format's table. `unpack_page` is the meaning of a page's bytes, and what tests and viewers
+read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One plain function turns a ModelSpec into the graph of a decoder.
 
-Law: this is the only decoder. It reads the spec's choices and never a family's name. Values carry TransformerLens's hook
-names; nothing is folded, so a value that is looked at is the value that was served.
+Law: this is the only decoder. It reads the spec's choices and never a family's name. Values carry TransformerLens's
+hook names; nothing is folded, so a value that is looked at is the value that was served.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def decoder_graph(spec: ModelSpec) -> Graph:
         ops.append(StoreKV(i, rot_k, v))
         z = Value(f"{attn}.hook_z", (heads, d_head))
         ops.append(Attention(z, rot_q, i, kv_heads, spec.attn_scale, layer.window))
-        resid = add(resid, join(z, f"{block}.hook_attn_out", f"{attn}.W_O", f"{block}.ln1_post"), f"{block}.hook_resid_mid")
+        resid = add(
+            resid, join(z, f"{block}.hook_attn_out", f"{attn}.W_O", f"{block}.ln1_post"), f"{block}.hook_resid_mid"
+        )
 
         # Feed-forward: norm, gate and up, activation, down, residual.
         x = norm(resid, f"{block}.ln2")

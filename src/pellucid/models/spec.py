@@ -1,7 +1,7 @@
 """ModelSpec: the whole architecture of a decoder as data.
 
-Law: a new family is a new value of a field here, never a branch on a family's name. Nothing here knows a vendor or a file.
-Weights are named canonically (`weight_shapes`), in Hugging Face's orientation (out, in), with rotary halves split (not
+Law: a new family is a new value of a field here, never a branch on a family's name. Nothing here knows a vendor or a
+file. Weights are named canonically (`weight_shapes`), in Hugging Face's orientation (out, in), with rotary halves split (not
 interleaved) and norm weights as they are multiplied (gemma's "1 + w" already added).
 """
 
@@ -18,9 +18,9 @@ __all__ = ["LayerSpec", "ModelSpec", "RopeSpec"]
 class LayerSpec:
     """What may differ from layer to layer."""
 
-    window: int = 0
+    window: int
     """Sliding window in tokens, the query's own included; 0: all keys."""
-    rope: RopeSpec = RopeSpec(10000.0, 64)
+    rope: RopeSpec
 
 
 @dataclass(frozen=True)
