@@ -75,9 +75,9 @@ class Detokenizer:
         if self._strip and text:
             text, self._strip = text.removeprefix(" "), False
         pending = self._pending + text
-        first = min(((at, -len(s), s) for s in self._stop if (at := pending.find(s)) >= 0), default=None)
-        if first is not None:
-            at, _, self.stopped = first
+        found = [(at, -len(stop), stop) for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if found:
+            at, _, self.stopped = min(found)  # the leftmost; of those the longest
             end = at + len(self.stopped) if self._include_stop else at
             self._pending = ""
             return self._release(pending[:end])

@@ -291,10 +291,10 @@ def _added(pieces: Sequence[str], types: NDArray[np.int32]) -> dict[int, Added]:
 
 
 def _engines(model: BPE, added: dict[int, Added], finish: Callable[[Tokenizer], None]) -> tuple[Tokenizer, Tokenizer]:
-    tokens = [AddedToken(token.text, normalized=False, special=token.control) for token in added.values()]
+    tokens: Any = [AddedToken(token.text, normalized=False, special=token.control) for token in added.values()]
     engines = Tokenizer(model), Tokenizer(model)
     for engine in engines:
-        engine.add_tokens(tokens)
+        cast(Any, engine).add_tokens(tokens)
         finish(engine)
     engines[1].encode_special_tokens = True
     return engines
