@@ -183,3 +183,10 @@ class Plan:
         logit_rows: NDArray[np.int32],
         logits: NDArray[np.float32],
     ) -> None: ...
+
+# bind_vocab.cpp
+
+def spm_merges(
+    pieces: Sequence[str], scores: NDArray[np.float32], mergeable: NDArray[np.uint8]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Merges of a SentencePiece vocabulary as (left ids, right ids), best first; see native/vocab.h."""
