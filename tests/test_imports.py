@@ -119,7 +119,7 @@ def test_nothing_unpickles_evaluates_or_asserts() -> None:
         tree = ast.parse(file.read_text())
         at = file.relative_to(ROOT)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Assert):
+            if isinstance(node, ast.Assert) and not only_narrows(node.test):
                 wrong.append(f"{at}:{node.lineno} asserts; raise an error of pellucid.errors")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                 wrong.append(f"{at}:{node.lineno} calls {node.func.id}")
@@ -127,6 +127,15 @@ def test_nothing_unpickles_evaluates_or_asserts() -> None:
             if name.split(".")[0] in ("pickle", "dill", "cloudpickle", "marshal", "shelve"):
                 wrong.append(f"{at}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def only_narrows(test: ast.expr) -> bool:
+    """Whether it is `x is not None`, or several such: told to the type checker, and true whatever comes in."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return all(map(only_narrows, test.values))
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.IsNot):
+        return False
+    return isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
 
 
 def loaded(code: str) -> set[str]:

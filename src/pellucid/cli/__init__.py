@@ -136,7 +136,7 @@ def _outcome(args: list[str]) -> int:
 
 
 def _usage(error: Exception) -> str:
-    message = error.format_message()  # type: ignore[attr-defined]
+    message = str(error.format_message())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "pellucid"
     return f"{message.rstrip('.')}; see {path} --help"
