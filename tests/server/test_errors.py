@@ -230,6 +230,10 @@ def test_prompts_that_are_too_long(live: Live) -> None:
             live.post(CHAT, {"messages": long, "stream": stream}), 400, "context_length_exceeded", param="prompt"
         )
         assert says in error["message"] and "602" in error["message"]
+    huge = check(live.post(TEXT, {"prompt": "a" * 1_000_000}), 400, "context_length_exceeded", "prompt")
+    assert says in huge["message"] and "1000000 bytes" in huge["message"]
+    huge = check(live.post(CHAT, {"messages": [{"role": "user", "content": "b" * 1_000_000}]}), 400, param="prompt")
+    assert says in huge["message"]
     assert says in check(live.post(TEXT, {"prompt": [97] * 513}), 400, "context_length_exceeded", "prompt")["message"]
     error = check(live.post(TEXT, {"prompt": "a", "max_tokens": 512}), 400, "context_length_exceeded", "max_tokens")
     assert says in error["message"] and "1 in the prompt" in error["message"]

@@ -138,7 +138,7 @@ def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
         f"  context {llm.engine.context} tokens · {config.threads} threads · up to {config.max_seqs} answers together",
         f"  KV cache: {pool.page_count} pages of {pool.page_size} tokens, {config.kv}",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
-        '    -d \'{"messages": [{"role": "user", "content": "What is a transformer?"}], "stream": true}\'',
+        '    -d \'{"messages": [{"role": "user", "content": "What is a transformer?"}], "max_tokens": 99, "stream": true}\'',
         "  Ctrl-C lets running answers finish; a second one ends at once",
     ]
     if not _loopback(host):

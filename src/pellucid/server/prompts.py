@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pellucid.errors import RequestError
+from pellucid.errors import ContextLengthError, RequestError
 from pellucid.server.openai import ChatRequest, CompletionRequest
 from pellucid.text.chat import encode_rendered
 
@@ -30,6 +30,7 @@ async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
         rendered = llm.template.render(
             messages, add_generation_prompt=body.add_generation_prompt, extra=dict(body.chat_template_kwargs)
         )
+        check_text(service, rendered.text)
         return encode_rendered(llm.tokenizer, rendered)
 
     return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages))
@@ -43,6 +44,8 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
     if texts:  # a request holds texts or ids, never both
 
         def work() -> list[list[int]]:
+            for text in texts:
+                check_text(service, text)
             return llm.tokenizer.encode_batch(texts, add_special=body.add_special_tokens)
 
         ids = await service.prepare(work, sum(map(len, texts)))
@@ -50,9 +53,30 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
     for i, prompt in enumerate(ids):
         if not prompt:
             raise RequestError(f"prompt {i} is empty; give at least one token", param="prompt")
+        if len(prompt) > service.context:
+            raise too_long(service, f"{len(prompt)} tokens")
         if max(prompt) >= size:
             raise RequestError(f"prompt {i} has a token id outside 0..{size - 1}", param="prompt")
     return ids
+
+
+def check_text(service: Service, text: str) -> None:
+    """Raise ContextLengthError for a text that cannot fit, whatever its tokens are; it need not be encoded then.
+
+    A token covers no more bytes than the longest piece has, and composing characters (NFC) leaves a third of them or more.
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > 16 * service.context and size > 3 * service.longest_piece * service.context:
+        raise too_long(service, f"{size} bytes")
+
+
+def too_long(service: Service, size: str) -> ContextLengthError:
+    """Return the error for a prompt that does not fit by itself."""
+    return ContextLengthError(
+        f"This model's maximum context length is {service.context} tokens. However, your prompt has {size}. "
+        "Please reduce the length of the prompt.",
+        param="prompt",
+    )
 
 
 def prompt_text(llm: LLM, body: CompletionRequest, index: int, ids: list[int]) -> str:
