@@ -63,7 +63,7 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
 def check_text(service: Service, text: str) -> None:
     """Raise ContextLengthError for a text that cannot fit, whatever its tokens are; it need not be encoded then.
 
-    A token covers no more bytes than the longest piece has, and composing characters (NFC) leaves a third of them or more.
+    A token covers no more bytes than the longest piece has; composing characters (NFC) leaves a third of them or more.
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > 16 * service.context and size > 3 * service.longest_piece * service.context:
