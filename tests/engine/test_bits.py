@@ -130,11 +130,22 @@ def test_in_a_batch_with_others_joining_and_leaving(model, alone):
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_in_chunks(model, alone, chunk):
-    """The budget is the chunk. 64: all together, so that chunks and decodes mix; less than 8: one after the other."""
-    engine = model.engine(token_budget=chunk, max_seqs=8 if chunk > 8 else 1, prefix_cache=False)
+    """Besides the decodes, a step has rows for one chunk of a prompt."""
+    engine = model.engine(prefix_cache=False)
     for number in range(len(PROMPTS)):
         engine.add(model.sequence(number))
-    same(drain(engine), alone)
+    longest = 0
+
+    def watch(_, frame) -> None:
+        nonlocal longest
+        longest = max(longest, *(rows for _, _, rows in frame["rows"]))
+
+    def each_step() -> None:
+        engine.scheduler.budget = chunk + sum(len(seq.tokens) - seq.computed == 1 for seq in engine.scheduler.running)
+
+    engine.hub.subscribe("schedule", watch)
+    same(drain(engine, each_step), alone)
+    assert longest == chunk
 
 
 def test_with_a_warm_prefix_cache(model, alone):
