@@ -52,10 +52,30 @@ def hugging_face(name: str) -> Iterator[Run]:
 
 @contextmanager
 def llama_cpp(name: str) -> Iterator[Run]:
-    """llama.cpp as llama-cpp-python sets it up: CPU, K and V in f16, no flash attention, a batch of 512."""
-    from llama_cpp import Llama
+    """llama.cpp as llama-cpp-python sets it up: CPU, K and V in f16, no flash attention, a batch of 512.
 
-    model = Llama(str(hf.path_of(name)), n_ctx=CHUNK, n_batch=CHUNK, n_threads=1, logits_all=True, verbose=False)
+    But for extra buffer types (repacked weights, AMX): AMX crashes in virtual machines that show it and forbid it. The
+    products are the same int8 dots without them.
+    """
+    from llama_cpp import Llama, llama_cpp
+
+    defaults = llama_cpp.llama_model_default_params
+
+    def plain() -> object:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    llama_cpp.llama_model_default_params = plain
+    model = Llama(
+        str(hf.path_of(name)),
+        n_ctx=CHUNK,
+        n_batch=CHUNK,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        verbose=False,
+    )
 
     def run(tokens: list[int]) -> NDArray[np.float32]:
         model.reset()
@@ -80,7 +100,8 @@ def versions(engine: str) -> dict[str, str]:
 
     return {
         "llama-cpp-python": llama_cpp.__version__,
-        "system": llama_cpp.llama_print_system_info().decode().strip(),
+        "system": llama_cpp.llama_print_system_info().decode().strip(" |"),
+        "extra_buffer_types": "off",
     }
 
 
