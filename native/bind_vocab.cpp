@@ -20,9 +20,10 @@ Ids hand_over(std::vector<std::int32_t>&& ids) {
   return Ids(held->data(), {held->size()}, owner);
 }
 
-std::pair<Ids, Ids> merges(const std::vector<std::string>& pieces,
-                           nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> scores,
-                           nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> mergeable) {
+std::pair<Ids, Ids> merges(
+    const std::vector<std::string>& pieces,
+    nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> scores,
+    nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> mergeable) {
   if (scores.shape(0) != pieces.size() || mergeable.shape(0) != pieces.size())
     throw nb::value_error("spm_merges: pieces, scores and mergeable differ in length");
   const std::vector<float> score(scores.data(), scores.data() + scores.shape(0));

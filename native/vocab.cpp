@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 #include <string_view>
+#include <thread>
 
 namespace pellucid {
 namespace {
@@ -42,7 +43,8 @@ struct Hasher {
 // Piece to id by hash; a bitmap that fits the cache answers most of the misses.
 class Table {
  public:
-  Table(const std::vector<std::string>& pieces, const std::vector<std::uint8_t>& mergeable, const Hasher& hasher)
+  Table(const std::vector<std::string>& pieces, const std::vector<std::uint8_t>& mergeable,
+        const Hasher& hasher)
       : pieces_(pieces) {
     std::size_t size = 16;
     while (size < pieces.size() * 2) size *= 2;
@@ -63,7 +65,8 @@ class Table {
   std::int32_t find(std::uint64_t hash, std::string_view text) const {
     if (!(bitmap_[bit(hash) / 64] >> (bit(hash) % 64) & 1)) return -1;
     for (std::size_t at = slot(hash); slots_[at].id >= 0; at = (at + 1) & (slots_.size() - 1)) {
-      if (slots_[at].hash == hash && pieces_[static_cast<std::size_t>(slots_[at].id)] == text) return slots_[at].id;
+      if (slots_[at].hash == hash && pieces_[static_cast<std::size_t>(slots_[at].id)] == text)
+        return slots_[at].id;
     }
     return -1;
   }
@@ -143,8 +146,12 @@ std::size_t final_split(const Study& study, const std::vector<float>& scores) {
   const auto look = [&](std::size_t i) {
     const std::int32_t result = study.id(starts[i], starts[i + 2]);
     const float score = result < 0 ? 0.0F : scores[static_cast<std::size_t>(result)];
-    pairs[i] = Merge{score,  static_cast<std::int32_t>(starts[i + 1] - starts[i]),
-                     static_cast<std::int32_t>(starts[i + 2] - starts[i + 1]), result, ids[i], ids[i + 1]};
+    pairs[i] = Merge{score,
+                     static_cast<std::int32_t>(starts[i + 1] - starts[i]),
+                     static_cast<std::int32_t>(starts[i + 2] - starts[i + 1]),
+                     result,
+                     ids[i],
+                     ids[i + 1]};
   };
   for (std::size_t i = 0; i + 1 < n; ++i) look(i);
   while (count > 1) {
@@ -168,22 +175,15 @@ std::size_t final_split(const Study& study, const std::vector<float>& scores) {
   return 0;
 }
 
-}  // namespace
-
-Merges spm_merges(const std::vector<std::string>& pieces, const std::vector<float>& scores,
-                  const std::vector<std::uint8_t>& mergeable) {
-  std::random_device device;
-  Hasher hasher{(std::uint64_t{device()} << 28 ^ device()) % (kModulus - 1024) + 512};
-  std::size_t longest = 0;
-  for (const std::string& piece : pieces) longest = std::max(longest, piece.size());
-  hasher.reserve(longest);
-  const Table table(pieces, mergeable, hasher);
-
+// The merges of pieces [from, to).
+std::vector<Merge> merges_of(std::size_t from, std::size_t to, const std::vector<std::string>& pieces,
+                             const std::vector<float>& scores, const std::vector<std::uint8_t>& mergeable,
+                             const Table& table, const Hasher& hasher) {
   std::vector<Merge> merges;
-  merges.reserve(pieces.size());
+  merges.reserve(to - from);
   Study study{table, hasher, {}, {}, {}};
   std::vector<Merge> splits;
-  for (std::size_t id = 0; id < pieces.size(); ++id) {
+  for (std::size_t id = from; id < to; ++id) {
     if (!mergeable[id]) continue;
     study.open(pieces[id]);
     const std::size_t n = study.length();
@@ -205,6 +205,28 @@ Merges spm_merges(const std::vector<std::string>& pieces, const std::vector<floa
       merges.insert(merges.end(), splits.begin(), splits.end());
     }
   }
+  return merges;
+}
+
+}  // namespace
+
+Merges spm_merges(const std::vector<std::string>& pieces, const std::vector<float>& scores,
+                  const std::vector<std::uint8_t>& mergeable) {
+  std::random_device device;
+  Hasher hasher{(std::uint64_t{device()} << 28 ^ device()) % (kModulus - 1024) + 512};
+  std::size_t longest = 0;
+  for (const std::string& piece : pieces) longest = std::max(longest, piece.size());
+  hasher.reserve(longest);
+  const Table table(pieces, mergeable, hasher);
+
+  // Pieces are independent of one another: two threads, the second from the middle.
+  const std::size_t middle = pieces.size() / 2;
+  std::vector<Merge> second;
+  std::thread helper(
+      [&] { second = merges_of(middle, pieces.size(), pieces, scores, mergeable, table, hasher); });
+  std::vector<Merge> merges = merges_of(0, middle, pieces, scores, mergeable, table, hasher);
+  helper.join();
+  merges.insert(merges.end(), second.begin(), second.end());
   std::sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) { return a.before(b); });
 
   Merges out;

@@ -34,7 +34,7 @@ def pages_for(n: int) -> list[int]:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_float_plan_equals_the_reference(name: str, kv: str) -> None:
-    """In float32 the plan differs from NumPy by rounding alone: another order of sums, a code of the cache here and there."""
+    """In float32 the plan differs from NumPy by rounding alone: another order of sums, a code of the cache now and then."""
     model = RandomModel(SPECS[name], "f32")
     if kv == "q8_0" and SPECS[name].d_head % 32:
         with pytest.raises(ConfigError, match="multiple of 32"):

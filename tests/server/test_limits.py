@@ -117,6 +117,16 @@ def test_a_body_that_is_too_large_is_refused_before_it_comes(strict: Live) -> No
     assert answer.startswith(b"HTTP/1.1 413")
 
 
+def test_a_body_that_goes_wrong_after_its_answer(strict: Live, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=5) as s:
+        s.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"2000\r\n" + b" " * 0x2000 + b"\r\n") * 9)
+        assert s.recv(65536).startswith(b"HTTP/1.1 413")
+        s.sendall(b"zz\r\n\r\n")
+        time.sleep(0.2)
+    assert strict.http.get("/health").status_code == 200
+    assert not caplog.records
+
+
 def test_a_body_nobody_wants_does_not_hold_the_connection(strict: Live) -> None:
     began = time.monotonic()
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"

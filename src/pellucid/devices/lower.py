@@ -1,7 +1,7 @@
 """Lowering for the CPU: from a fused graph to the flat list of records that the native plan is built from.
 
 Law: a record names a native op, what it reads and writes, and its numbers; nothing is decided after this. Where a
-linear layer's weights are quantised its input is quantised once, by the op that makes it if that op holds the whole row.
+linear layer's weights are quantised its input is quantised once, by the op that makes it if that op holds whole rows.
 """
 
 from __future__ import annotations

@@ -146,9 +146,9 @@ def attend(q: Array, k: Array, v: Array, *, scale: float, window: int) -> Array:
     group = heads // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(scale)
-    position = np.arange(n)
-    gap: NDArray[np.int64] = position[:, None] - position[None, :]
-    seen: NDArray[np.bool_] = (gap >= 0) & (gap < (window or n))
+    seen = np.tri(n, dtype=np.bool_)
+    if window:
+        seen &= ~np.tri(n, k=-window, dtype=np.bool_)
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -1,8 +1,8 @@
 """ModelSpec: the whole architecture of a decoder as data.
 
 Law: a new family is a new value of a field here, never a branch on a family's name. Nothing here knows a vendor or a
-file. Weights are named canonically (`weight_shapes`), in Hugging Face's orientation (out, in), with rotary halves split (not
-interleaved) and norm weights as they are multiplied (gemma's "1 + w" already added).
+file. Weights are named canonically (`weight_shapes`), in Hugging Face's orientation (out, in), with rotary halves split
+(not interleaved) and norm weights as they are multiplied (gemma's "1 + w" already added).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ has a body of one shape.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid4().hex
         scope["request_id"] = request_id
+        scope["began"] = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

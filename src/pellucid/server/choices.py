@@ -155,6 +155,7 @@ class Generation:
         metrics: Metrics,
         priority: int = 0,
         deadline: float = 0.0,
+        began: float | None = None,
     ) -> None:
         """Make the sequences; `start` submits them.
 
@@ -167,13 +168,14 @@ class Generation:
             metrics: is told of tokens and ends.
             priority: lower runs earlier.
             deadline: seconds that the whole may take; 0: no limit.
+            began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
         self.params = params
         self.prompts = prompts
         self._worker = worker
         self._metrics = metrics
-        self._started = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._deadline = deadline
         sequences = [
             seq
@@ -230,16 +232,16 @@ class Generation:
             if choice.done:
                 continue
             if isinstance(event, TokenEvent):
-                self._metrics.token(choice, self._started, now)
+                self._metrics.token(choice, self._began, now)
             try:
                 piece = choice.take(event)
             except PellucidError:
-                self._metrics.finished(choice, "error", self._started, now)
+                self._metrics.finished(choice, "error", self._began, now)
                 raise
             if piece is None:
                 continue
             if piece.finish_reason is not None:
-                self._metrics.finished(choice, piece.finish_reason, self._started, now)
+                self._metrics.finished(choice, piece.finish_reason, self._began, now)
                 if isinstance(event, TokenEvent):  # a stop string, of which the engine knows nothing
                     self._worker.abort(choice.seq.id)
             if choice.index in pieces:
@@ -259,7 +261,7 @@ class Generation:
             if not choice.done:
                 choice.done = True
                 self._worker.abort(choice.seq.id)
-                self._metrics.finished(choice, "abort", self._started, time.monotonic())
+                self._metrics.finished(choice, "abort", self._began, time.monotonic())
 
     def usage(self) -> Usage:
         """Return the tokens so far."""

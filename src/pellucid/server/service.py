@@ -121,7 +121,13 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
     def generation(
-        self, id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int = 0
+        self,
+        id: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        began: float | None = None,
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`."""
         llm, metrics = self.llm, self._metrics
@@ -136,6 +142,7 @@ class Service:
             metrics=metrics,
             priority=priority,
             deadline=self.limits.deadline,
+            began=began,
         )
 
     def start(self, generation: Generation) -> None:

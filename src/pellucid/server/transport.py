@@ -80,7 +80,10 @@ class Connection(H11Protocol):
         self._owing = None if owed is None else self.loop.call_later(seconds, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a body of the one shape, and close."""
+        """Answer what is not HTTP with a body of the one shape, unless an answer was begun, and close."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
         body = to_json(error_body(HTTPError(msg, status=400, code="invalid_http")))
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
