@@ -75,7 +75,7 @@ class _Commands(TyperGroup):
             "  --show-completion     Show completion for this shell",
             "  --help                Show this, or a command's options: pellucid run --help",
             "",
-            'Begin with:  pellucid run "What is a transformer?"',
+            'Begin with:  pellucid run "What is gravity?"',
         ]
         formatter.write("\n".join(lines) + "\n")  # type: ignore[attr-defined]
 

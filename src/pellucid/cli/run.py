@@ -61,7 +61,7 @@ def run(
         stop=stop,
         logprobs=logprobs,
     )
-    text = read_argument(prompt, 'pellucid run "What is a transformer?"')
+    text = read_argument(prompt, 'pellucid run "What is gravity?"')
     started = time.perf_counter()
     with options.load(model, threads, ctx, kv) as llm:
         loaded = time.perf_counter()
