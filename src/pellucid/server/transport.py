@@ -7,6 +7,7 @@ first signal stops work in order (not ready, no new requests, running ones finis
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from types import FrameType
@@ -174,7 +175,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
+        option = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --port", param="port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --{option}",
+            param=option,
         ) from None
     return listener
