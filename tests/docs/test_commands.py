@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path
     """A folder to run in, which has what the pages speak of: a text file."""
     folder = tmp_path_factory.mktemp("docs")
     text = "The rain had stopped by the time the train came in, and the platform was bright with water. "
-    (folder / "notes.txt").write_text(text * 60)
+    (folder / "notes.txt").write_text(text * 40)
     return folder
 
 
