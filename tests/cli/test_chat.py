@@ -245,6 +245,7 @@ def test_a_paste_of_several_lines_is_one_turn(terminal: Terminal, tmp_path: Path
     terminal.until(">>>")
     terminal.send("/save talk.json\r")
     terminal.until("saved 2 messages")
+    terminal.until(">>>")
     terminal.send("\x04")
     assert terminal.ended() == 0
     asked = json.loads((tmp_path / "talk.json").read_text())["messages"][0]["content"]
