@@ -12,9 +12,29 @@
 namespace pellucid {
 namespace {
 
+constexpr int kGroups = kChunk / kKeyGroup;
+
+// Where the groups of 16 tokens of a chunk lie.
+struct Groups {
+  const uint8_t* k[kGroups];
+  const uint8_t* v[kGroups];
+  const uint16_t* v_scales[kGroups];  // q8_0
+
+  Groups(const AttendChunk& a, int first, int last) {
+    const KvLayout& kv = *a.kv;
+    for (int g = first; g <= last; ++g) {
+      const int key = a.chunk * kChunk + g * kKeyGroup, page = a.page_table[key / kv.page_size], slot = key % kv.page_size;
+      const uint8_t* values = kv.v(a.layer, page, a.kv_head);
+      k[g] = kv.k(a.layer, page, a.kv_head) + slot / kKeyGroup * kv.k_group_bytes();
+      v[g] = values + int64_t{slot} * kv.v_stride();
+      v_scales[g] = reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) + slot * (kv.d_head / 32);
+    }
+  }
+};
+
 // 16 keys of dimension i, or 16 values from offset i of a token, as floats.
 template <class S, KvFormat format>
-inline typename S::F load_codes(const uint8_t* p, int i) {
+PELLUCID_INLINE typename S::F load_codes(const uint8_t* p, int i) {
   if constexpr (format == KvFormat::f16) {
     return S::load_f16(reinterpret_cast<const uint16_t*>(p) + i);
   } else {
@@ -23,69 +43,95 @@ inline typename S::F load_codes(const uint8_t* p, int i) {
 }
 
 template <class S>
-inline float first_half(uint16_t bits) {
+PELLUCID_INLINE float first_half(uint16_t bits) {
   uint16_t lanes[16] = {bits};
   float out[16];
   S::store(out, S::load_f16(lanes));
   return out[0];
 }
 
-// Scores of M queries against one group of 16 keys: each a chain over the dimensions (q8_0: chains of 32, scaled and added).
-template <class S, KvFormat format, int M>
-inline void score_group(const KvLayout& kv, const uint8_t* group, const float* const* q, float scale, float* const* out) {
+// Scores of M queries against G groups of 16 keys: each a chain over the dimensions (q8_0: chains of 32, scaled and added).
+template <class S, KvFormat format, int M, int G>
+inline void score_groups(const KvLayout& kv, const uint8_t* const* groups, const float* const* q, float scale,
+                         float (*scores)[kChunk], int at) {
   using F = typename S::F;
+  constexpr int kStep = format == KvFormat::f16 ? kMaxHead : 32;
   const int d = kv.d_head;
-  F total[M];
-  for (int m = 0; m < M; ++m) total[m] = S::zero();
-  if constexpr (format == KvFormat::f16) {
-    for (int i = 0; i < d; ++i) {
-      const F key = load_codes<S, format>(group, i * kKeyGroup);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) total[m] = S::fma(S::set1(q[m][i]), key, total[m]);
-    }
-  } else {
-    const auto* scales = reinterpret_cast<const uint16_t*>(group + int64_t{kKeyGroup} * d);
-    for (int b = 0; b < d / 32; ++b) {
-      F part[M];
-      for (int m = 0; m < M; ++m) part[m] = S::zero();
-      for (int i = 32 * b; i < 32 * b + 32; ++i) {
-        const F key = load_codes<S, format>(group, i * kKeyGroup);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) part[m] = S::fma(S::set1(q[m][i]), key, part[m]);
+  F total[G][M];
+  for (int g = 0; g < G; ++g)
+    for (int m = 0; m < M; ++m) total[g][m] = S::zero();
+  for (int i0 = 0; i0 < d; i0 += kStep) {
+    const int end = format == KvFormat::f16 ? d : i0 + 32;
+    F part[G][M];
+    for (int g = 0; g < G; ++g)
+      for (int m = 0; m < M; ++m) part[g][m] = S::zero();
+    for (int i = i0; i < end; ++i) {
+      F keys[G];
+      PELLUCID_UNROLL for (int g = 0; g < G; ++g) keys[g] = load_codes<S, format>(groups[g], i * kKeyGroup);
+      PELLUCID_UNROLL for (int m = 0; m < M; ++m) {
+        const F query = S::set1(q[m][i]);
+        PELLUCID_UNROLL for (int g = 0; g < G; ++g) part[g][m] = S::fma(query, keys[g], part[g][m]);
       }
-      const F key_scale = S::load_f16(scales + b * kKeyGroup);
-      for (int m = 0; m < M; ++m) total[m] = S::fma(part[m], key_scale, total[m]);
+    }
+    for (int g = 0; g < G; ++g) {
+      for (int m = 0; m < M; ++m) {
+        if constexpr (format == KvFormat::f16) {
+          total[g][m] = part[g][m];
+        } else {
+          const auto* key_scales = reinterpret_cast<const uint16_t*>(groups[g] + int64_t{kKeyGroup} * d);
+          total[g][m] = S::fma(part[g][m], S::load_f16(key_scales + i0 / 32 * kKeyGroup), total[g][m]);
+        }
+      }
     }
   }
-  for (int m = 0; m < M; ++m) S::store(out[m], S::mul(total[m], S::set1(scale)));
+  for (int g = 0; g < G; ++g)
+    for (int m = 0; m < M; ++m) S::store(scores[m] + at + g * kKeyGroup, S::mul(total[g][m], S::set1(scale)));
 }
 
-// acc[m] += Σ p[m][key] · V[key] over `keys`, one chain a value, for M queries that see the same keys.
-template <class S, KvFormat format, int M>
-inline void weigh_values(const AttendChunk& a, int first, int last, const float* const* p, float* const* acc) {
+// acc[m][i .. i + 16 B] += Σ p[m][key] · V[key] over `keys` of the chunk, one chain a value, for M queries that see the
+// same keys. `count` values of the last vector are there.
+template <class S, KvFormat format, int M, int B>
+inline void weigh_block(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
+                        float* const* acc, int i, int count) {
   using F = typename S::F;
-  const KvLayout& kv = *a.kv;
-  const int d = kv.d_head, base = a.chunk * kChunk;
-  for (int i = 0; i < d; i += 16) {
-    const int count = d - i < 16 ? d - i : 16;
-    F sum[M];
-    for (int m = 0; m < M; ++m) sum[m] = load_upto<S>(acc[m] + i, count);
-    for (int key = first; key <= last;) {
-      const int page = key / kv.page_size, slot0 = key % kv.page_size;
-      const uint8_t* v = kv.v(a.layer, a.page_table[page], a.kv_head);
-      const auto* scales = reinterpret_cast<const uint16_t*>(v + int64_t{kv.page_size} * d);
-      const int slots = last - key + slot0 + 1 < kv.page_size ? last - key + slot0 + 1 : kv.page_size;
-      for (int slot = slot0; slot < slots; ++slot, ++key) {
-        F value = load_codes<S, format>(v + int64_t{slot} * kv.v_stride(), i);
+  const int stride = kv.v_stride(), blocks = kv.d_head / 32;
+  F sum[B][M];
+  for (int b = 0; b < B; ++b)
+    for (int m = 0; m < M; ++m) sum[b][m] = load_upto<S>(acc[m] + i + 16 * b, b == B - 1 ? count : 16);
+  for (int key = first; key <= last;) {
+    const int g = key / kKeyGroup, end = last < (g + 1) * kKeyGroup - 1 ? last : (g + 1) * kKeyGroup - 1;
+    const uint8_t* v = groups.v[g] + (key % kKeyGroup) * stride;
+    for (; key <= end; ++key, v += stride) {
+      F values[B];
+      PELLUCID_UNROLL for (int b = 0; b < B; ++b) {
+        values[b] = load_codes<S, format>(v, i + 16 * b);
         if constexpr (format == KvFormat::q8_0) {
-          value = S::mul(value, S::set1(first_half<S>(scales[slot * (d / 32) + i / 32])));
+          const uint16_t bits = groups.v_scales[g][(key % kKeyGroup) * blocks + (i + 16 * b) / 32];
+          values[b] = S::mul(values[b], S::set1(first_half<S>(bits)));
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) sum[m] = S::fma(S::set1(p[m][key - base]), value, sum[m]);
+      }
+      PELLUCID_UNROLL for (int m = 0; m < M; ++m) {
+        const F weight = S::set1(p[m][key]);
+        PELLUCID_UNROLL for (int b = 0; b < B; ++b) sum[b][m] = S::fma(weight, values[b], sum[b][m]);
       }
     }
-    for (int m = 0; m < M; ++m) store_upto<S>(acc[m] + i, sum[m], count);
   }
+  for (int b = 0; b < B; ++b)
+    for (int m = 0; m < M; ++m) store_upto<S>(acc[m] + i + 16 * b, sum[b][m], b == B - 1 ? count : 16);
+}
+
+// Vectors that M queries leave room for in registers, at least one.
+template <class S, int M>
+constexpr int kWidth = S::kAccumulators / M >= 4 ? 4 : S::kAccumulators / M >= 2 ? 2 : 1;
+
+template <class S, KvFormat format, int M>
+inline void weigh_values(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
+                         float* const* acc) {
+  constexpr int B = kWidth<S, M>;
+  const int d = kv.d_head;
+  int i = 0;
+  for (; i + 16 * B <= d; i += 16 * B) weigh_block<S, format, M, B>(kv, groups, first, last, p, acc, i, 16);
+  for (; i < d; i += 16) weigh_block<S, format, M, 1>(kv, groups, first, last, p, acc, i, d - i < 16 ? d - i : 16);
 }
 
 template <class S, KvFormat format, int M>
@@ -101,14 +147,13 @@ void attend_chunk(const AttendChunk& a) {
     last = a.last[m] > last ? a.last[m] : last;
   }
   const int group0 = (first - base) / kKeyGroup, group1 = (last - base) / kKeyGroup;
-  for (int g = group0; g <= group1; ++g) {
-    const int key = base + g * kKeyGroup;
-    const uint8_t* keys = kv.k(a.layer, a.page_table[key / kv.page_size], a.kv_head) +
-                          key % kv.page_size / kKeyGroup * kv.k_group_bytes();
-    float* out[M];
-    for (int m = 0; m < M; ++m) out[m] = scores[m] + g * kKeyGroup;
-    score_group<S, format, M>(kv, keys, a.q, a.scale, out);
-  }
+  const Groups groups(a, group0, group1);
+  constexpr int G = kWidth<S, M>;
+  int next = group0;
+  for (; next + G <= group1 + 1; next += G)
+    score_groups<S, format, M, G>(kv, groups.k + next, a.q, a.scale, scores, next * kKeyGroup);
+  for (; next <= group1; ++next)
+    score_groups<S, format, M, 1>(kv, groups.k + next, a.q, a.scale, scores, next * kKeyGroup);
 
   const float* weights[M];
   bool same = true;
@@ -134,9 +179,23 @@ void attend_chunk(const AttendChunk& a) {
     same = same && a.first[m] == a.first[0] && a.last[m] == a.last[0];
   }
   if (same) {
-    weigh_values<S, format, M>(a, a.first[0], a.last[0], weights, a.acc);
-  } else {
-    for (int m = 0; m < M; ++m) weigh_values<S, format, 1>(a, a.first[m], a.last[m], weights + m, a.acc + m);
+    weigh_values<S, format, M>(kv, groups, a.first[0] - base, a.last[0] - base, weights, a.acc);
+    return;
+  }
+  // The keys that all see go together; what only some see before and after them goes one query at a time.
+  int from = a.first[0] - base, to = a.last[0] - base;
+  for (int m = 1; m < M; ++m) {
+    from = a.first[m] - base > from ? a.first[m] - base : from;
+    to = a.last[m] - base < to ? a.last[m] - base : to;
+  }
+  for (int m = 0; m < M; ++m) {
+    const int end = from <= to ? from - 1 : a.last[m] - base;
+    weigh_values<S, format, 1>(kv, groups, a.first[m] - base, end, weights + m, a.acc + m);
+  }
+  if (from > to) return;
+  weigh_values<S, format, M>(kv, groups, from, to, weights, a.acc);
+  for (int m = 0; m < M; ++m) {
+    weigh_values<S, format, 1>(kv, groups, to + 1, a.last[m] - base, weights + m, a.acc + m);
   }
 }
 

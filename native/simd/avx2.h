@@ -28,6 +28,7 @@ struct Avx2 {
   static constexpr int kRowTile = 4;
   static constexpr int kFloatTile = 2;
   static constexpr int kQueryTile = 4;  // queries that attend together
+  static constexpr int kAccumulators = 4;  // sums that attention keeps in registers
 
   // Floats.
   static PELLUCID_INLINE F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

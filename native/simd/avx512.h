@@ -18,6 +18,7 @@ struct Avx512 {
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
   static constexpr int kQueryTile = 8;  // queries that attend together
+  static constexpr int kAccumulators = 16;  // sums that attention keeps in registers
 
   // Floats.
   static PELLUCID_INLINE F set1(float x) { return _mm512_set1_ps(x); }
