@@ -19,6 +19,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Times = nb::ndarray<int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // The memory of the paged KV cache.
 struct KvStore {
@@ -67,6 +68,25 @@ struct BoundPlan {
   }
 };
 
+Step step_of(const Plan& plan, const Ints& tokens, const Ints& positions, const Ints& seq_starts,
+             const Tables& page_tables, const Ints& logit_rows, const Logits& logits) {
+  Step s;
+  s.rows = static_cast<int>(tokens.size());
+  s.seqs = static_cast<int>(seq_starts.size()) - 1;
+  s.table_width = static_cast<int>(page_tables.shape(1));
+  s.wanted = static_cast<int>(logit_rows.size());
+  s.tokens = tokens.data();
+  s.positions = positions.data();
+  s.seq_starts = seq_starts.data();
+  s.page_tables = page_tables.data();
+  s.logit_rows = logit_rows.data();
+  s.logits = logits.data();
+  if (positions.size() != tokens.size() || s.seqs < 1 || static_cast<int>(page_tables.shape(0)) != s.seqs ||
+      static_cast<int>(logits.shape(0)) < s.wanted || static_cast<int>(logits.shape(1)) != plan.vocab())
+    throw nb::value_error("step: arrays differ in length");
+  return s;
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
@@ -88,10 +108,11 @@ void bind_plan(nb::module_& m) {
           "layer"_a, "page"_a, nb::rv_policy::reference_internal);
 
   nb::class_<BoundPlan>(m, "Plan")
-      .def(nb::init<nb::object, nb::object, const std::string&, int, int, int, int, int64_t>(), "pool"_a, "kv"_a, "isa"_a,
-           "heads"_a, "vocab"_a, "context"_a, "max_rows"_a, "arena_row_bytes"_a)
+      .def(nb::init<nb::object, nb::object, const std::string&, int, int, int, int, int64_t>(), "pool"_a,
+           "kv"_a, "isa"_a, "heads"_a, "vocab"_a, "context"_a, "max_rows"_a, "arena_row_bytes"_a)
       .def_prop_ro("scratch_bytes", [](const BoundPlan& p) { return p.plan.scratch_bytes(); })
-      .def("slot", [](BoundPlan& p, int64_t offset, int64_t row_bytes) { return p.plan.slot(offset, row_bytes); })
+      .def("slot",
+           [](BoundPlan& p, int64_t offset, int64_t row_bytes) { return p.plan.slot(offset, row_bytes); })
       .def("constant",
            [](BoundPlan& p, Floats values) {
              p.constants.push_back(p.plan.constant({values.data(), values.data() + values.size()}));
@@ -100,18 +121,22 @@ void bind_plan(nb::module_& m) {
       .def("embed", [](BoundPlan& p, int out, nb::object table,
                        float scale) { p.plan.push(EmbedOp{out, p.matrix(table), scale}); })
       .def("rms_norm",
-           [](BoundPlan& p, int out, int x, int groups, int n, int weight, float eps, int quant, bool selected) {
+           [](BoundPlan& p, int out, int x, int groups, int n, int weight, float eps, int quant,
+              bool selected) {
              p.plan.push(NormOp{out, x, groups, n, p.constant(weight), eps, quant, selected});
            })
-      .def("multiply", [](BoundPlan& p, int out, int x, int groups, int n, int weight,
-                          bool selected) { p.plan.push(MultiplyOp{out, x, groups, n, p.constant(weight), selected}); })
+      .def("multiply",
+           [](BoundPlan& p, int out, int x, int groups, int n, int weight, bool selected) {
+             p.plan.push(MultiplyOp{out, x, groups, n, p.constant(weight), selected});
+           })
       .def("quantize", [](BoundPlan& p, int out, int x, int n,
                           bool selected) { p.plan.push(QuantizeOp{out, x, n, selected}); })
       .def("linear",
-           [](BoundPlan& p, int x, int quant, const std::vector<std::tuple<int, nb::object, int>>& parts, int residual,
-              bool selected) {
+           [](BoundPlan& p, int x, int quant, const std::vector<std::tuple<int, nb::object, int>>& parts,
+              int residual, bool selected) {
              LinearOp op{x, quant, {}, residual, selected};
-             for (const auto& [out, matrix, bias] : parts) op.parts.push_back({out, p.matrix(matrix), p.constant(bias)});
+             for (const auto& [out, matrix, bias] : parts)
+               op.parts.push_back({out, p.matrix(matrix), p.constant(bias)});
              p.plan.push(std::move(op));
            })
       .def("rope",
@@ -119,10 +144,8 @@ void bind_plan(nb::module_& m) {
              p.plan.push(RopeOp{out, x, heads, d_head, half, p.constant(cos), p.constant(sin)});
            })
       .def("store_kv", [](BoundPlan& p, int k, int v, int layer) { p.plan.push(StoreOp{k, v, layer}); })
-      .def("attention",
-           [](BoundPlan& p, int out, int q, int layer, int heads, float scale, int window) {
-             p.plan.push(AttentionOp{out, q, layer, heads, scale, window});
-           })
+      .def("attention", [](BoundPlan& p, int out, int q, int layer, int heads, float scale,
+                           int window) { p.plan.push(AttentionOp{out, q, layer, heads, scale, window}); })
       .def("glu",
            [](BoundPlan& p, int out, int gate, int up, int n, bool gelu, int quant) {
              p.plan.push(GluOp{out, gate, up, n, gelu ? Activation::gelu_tanh : Activation::silu, quant});
@@ -131,25 +154,25 @@ void bind_plan(nb::module_& m) {
       .def("select", [](BoundPlan& p, int out, int x, int n) { p.plan.push(SelectOp{out, x, n}); })
       .def(
           "run",
-          [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows, Logits logits) {
-            Step s;
-            s.rows = static_cast<int>(tokens.size());
-            s.seqs = static_cast<int>(seq_starts.size()) - 1;
-            s.table_width = static_cast<int>(page_tables.shape(1));
-            s.wanted = static_cast<int>(logit_rows.size());
-            s.tokens = tokens.data();
-            s.positions = positions.data();
-            s.seq_starts = seq_starts.data();
-            s.page_tables = page_tables.data();
-            s.logit_rows = logit_rows.data();
-            s.logits = logits.data();
-            if (positions.size() != tokens.size() || s.seqs < 1 || static_cast<int>(page_tables.shape(0)) != s.seqs ||
-                static_cast<int>(logits.shape(0)) < s.wanted || static_cast<int>(logits.shape(1)) != p.plan.vocab())
-              throw nb::value_error("step: arrays differ in length");
+          [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,
+             Logits logits) {
+            const Step s = step_of(p.plan, tokens, positions, seq_starts, page_tables, logit_rows, logits);
             const nb::gil_scoped_release free;
             p.plan.run(s);
           },
-          "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a);
+          "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a)
+      .def(
+          "profile",
+          [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,
+             Logits logits, Times times) {
+            const Step s = step_of(p.plan, tokens, positions, seq_starts, page_tables, logit_rows, logits);
+            if (static_cast<int>(times.shape(0)) != p.plan.threads() ||
+                static_cast<int>(times.shape(1)) != p.plan.ops() || times.shape(2) != 2)
+              throw nb::value_error("profile: times must be (threads, ops, 2)");
+            const nb::gil_scoped_release free;
+            p.plan.profile(s, times.data());
+          },
+          "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a, "times"_a);
 
   m.attr("RESULT") = kResult;
   m.attr("NONE") = kNone;

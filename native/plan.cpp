@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -8,6 +9,12 @@ namespace pellucid {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 }  // namespace
 
@@ -65,6 +72,24 @@ void Plan::run(const Step& step) {
     for (const PlanOp& op : ops_) {
       std::visit([&](const auto& o) { o.run(frame, thread); }, op);
       pool_.barrier();
+    }
+  });
+}
+
+void Plan::profile(const Step& step, int64_t* times) {
+  check(step);
+  const Frame frame(*this, step);
+  pool_.run([&](int thread) {
+    int64_t* out = times + int64_t{2} * ops() * thread;
+    int64_t began = now();
+    for (const PlanOp& op : ops_) {
+      std::visit([&](const auto& o) { o.run(frame, thread); }, op);
+      const int64_t done = now();
+      pool_.barrier();
+      const int64_t all_done = now();
+      *out++ = done - began;
+      *out++ = all_done - done;
+      began = all_done;
     }
   });
 }

@@ -183,6 +183,17 @@ class Plan:
         logit_rows: NDArray[np.int32],
         logits: NDArray[np.float32],
     ) -> None: ...
+    def profile(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        page_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        times: NDArray[np.int64],
+    ) -> None:
+        """As run; fills times (threads, ops, 2) with the nanoseconds of each op and of the wait after it."""
 
 # bind_vocab.cpp
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def pages_for(n: int) -> list[int]:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_float_plan_equals_the_reference(name: str, kv: str) -> None:
-    """In float32 the plan differs from NumPy by rounding alone: another order of sums, a code of the cache now and then."""
+    """In float32 the plan differs from NumPy by rounding alone: the order of sums, a code of the cache at times."""
     model = RandomModel(SPECS[name], "f32")
     if kv == "q8_0" and SPECS[name].d_head % 32:
         with pytest.raises(ConfigError, match="multiple of 32"):
@@ -143,3 +145,22 @@ def test_a_broken_step_is_refused_before_anything_is_written(parts: list, rows: 
 def test_a_step_that_wants_no_logits() -> None:
     device = RandomModel(SPECS["gqa"], "q8_0").device()
     assert device.run(batch([([1, 2, 3], 0, [0])], [])).shape == (0, 201)
+
+
+def test_a_profile_is_the_same_step_with_its_times() -> None:
+    device = RandomModel(SPECS["gqa"], "q4_0").device(threads=2)
+    step = batch([(TOKENS[:40], 0, pages_for(40))], [38, 39])
+    plain = device.run(step).copy()
+    logits, times = device.profile(step)
+    assert np.array_equal(logits, plain)
+    assert times.shape == (2, len(device.lowered.records), 2)
+    assert (times >= 0).all() and times[:, :, 0].any(axis=0).all()
+    walk = times.sum(axis=(1, 2))
+    assert walk[0] == pytest.approx(walk[1], rel=0.5)
+
+
+def test_a_device_under_another_configuration_shares_the_weights() -> None:
+    device = RandomModel(SPECS["gqa"], "q4_0").device()
+    other = device.with_config(replace(device.config, kv_pages=8, ctx=128))
+    assert other.matrices is device.matrices
+    assert np.array_equal(run_all(other, TOKENS[:40], [5, 1, 7]), run_all(device, TOKENS[:40], pages_for(40)))
