@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pellucid.errors import ConfigError, ModelNotFoundError
-from pellucid.models import quants, registry, sources
+from pellucid.models import hub, quants, registry, sources
 from pellucid.models.sources import HubSource, PackageSource, PathSource, parse
 
 DIGEST = "ab" * 32
@@ -110,6 +110,46 @@ def test_the_registry_is_sound() -> None:
             assert row.alternative is not None
             assert not registry.BY_NAME[row.alternative].gated
     assert not registry.BY_NAME[registry.OPEN_ALTERNATIVE].gated
+
+
+# What each repository calls the file of its row, and its bytes (all parts of a split), as public catalogues that pin the
+# file state them. Repositories differ in how they write a name, so a row names the quantization; this holds the reading
+# to the real names.
+HUB_FILES = {
+    "gemma3-270m": ("gemma-3-270m-it-Q8_0.gguf", 291_545_600),
+    "smollm2-360m": ("smollm2-360m-instruct-q8_0.gguf", 386_404_992),
+    "qwen2.5-0.5b": ("qwen2.5-0.5b-instruct-q4_k_m.gguf", 491_400_032),
+    "qwen3-0.6b": ("Qwen3-0.6B-Q8_0.gguf", 639_446_688),
+    "gemma3-1b": ("gemma-3-1b-it-Q4_K_M.gguf", 806_058_240),
+    "gemma3-1b-qat": ("gemma-3-1b-it-q4_0.gguf", 1_003_541_152),
+    "llama3.2-1b": ("Llama-3.2-1B-Instruct-Q4_K_M.gguf", 807_694_464),
+    "smollm2-1.7b": ("smollm2-1.7b-instruct-q4_k_m.gguf", 1_055_609_536),
+    "qwen2.5-1.5b": ("qwen2.5-1.5b-instruct-q4_k_m.gguf", 1_117_320_736),
+    "qwen3-1.7b": ("Qwen3-1.7B-Q8_0.gguf", 1_834_426_016),
+    "qwen2.5-3b": ("qwen2.5-3b-instruct-q4_k_m.gguf", 2_104_932_768),
+    "llama3.2-3b": ("Llama-3.2-3B-Instruct-Q4_K_M.gguf", 2_019_377_696),
+    "mistral-7b": ("Mistral-7B-Instruct-v0.3-Q4_K_M.gguf", 4_372_812_000),
+    "gemma3-4b": ("gemma-3-4b-it-Q4_K_M.gguf", 2_489_757_856),
+    "gemma3-4b-qat": ("gemma-3-4b-it-q4_0.gguf", 3_155_051_328),
+    "qwen3-4b": ("Qwen3-4B-Q4_K_M.gguf", 2_497_280_256),
+    "qwen2.5-7b": ("qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", 4_683_073_632),
+    "llama3.1-8b": ("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", 4_920_739_232),
+    "qwen3-8b": ("Qwen3-8B-Q4_K_M.gguf", 5_027_783_488),
+}
+
+
+def test_every_row_of_the_hub_finds_its_file() -> None:
+    hub_rows = [row for row in registry.MODELS if isinstance(sources.row_source(row), HubSource)]
+    assert [row.name for row in hub_rows] == list(HUB_FILES)
+    for row in hub_rows:
+        source = sources.row_source(row)
+        assert isinstance(source, HubSource)
+        file, nbytes = HUB_FILES[row.name]
+        later_part = file.replace("-00001-of", "-00002-of")
+        others = ["x-Q4_K_L.gguf", "x-Q4_0_4_4.gguf", "x-fp16.gguf", "mmproj-x-Q8_0.gguf"]
+        found = hub.Listing(source.repo, "0", dict.fromkeys([*others, later_part, file], (1, None)), None)
+        assert hub.choose(found, source).main == file
+        assert abs(row.nbytes - nbytes) <= 600_000, row.name
 
 
 @pytest.mark.parametrize(
