@@ -112,9 +112,9 @@ def test_the_registry_is_sound() -> None:
     assert not registry.BY_NAME[registry.OPEN_ALTERNATIVE].gated
 
 
-# What each repository calls the file of its row, and its bytes (all parts of a split), as public catalogues that pin the
-# file state them. Repositories differ in how they write a name, so a row names the quantization; this holds the reading
-# to the real names.
+# What each repository calls the file of its row, and its bytes (all parts of a split), as public catalogues that pin
+# the file state them. Repositories differ in how they write a name, so a row names the quantization; this holds the
+# reading to the real names.
 HUB_FILES = {
     "gemma3-270m": ("gemma-3-270m-it-Q8_0.gguf", 291_545_600),
     "smollm2-360m": ("smollm2-360m-instruct-q8_0.gguf", 386_404_992),
