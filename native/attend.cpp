@@ -1,6 +1,6 @@
 // How attention is split into items and chunks of keys.
-// Law: an item is a tile of query rows, a KV head and a set of its query heads. Each query's chunks are merged in
-// ascending order; whether one thread walks them or many share them changes when, never what.
+// Law: an item is a tile of query rows, a KV head and a set of its query heads. Each query's chunks are
+// merged in ascending order; whether one thread walks them or many share them changes when, never what.
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,8 @@
-// Attention of a few query vectors over one chunk of 256 keys, and the merge of chunks. Included only by isa_*.cpp.
-// Law: chunks begin at absolute multiples of 256 keys. A chunk's partial result (maximum, sum, weighted values) depends on
-// the query, its own range of keys and the cache, never on the other queries beside it; partials merge in chunk order.
-// So prefill, decode and any split of the chunks over threads give the same bits.
+// Attention of a few query vectors over one chunk of 256 keys, and the merge of chunks. Included only by
+// isa_*.cpp. Law: chunks begin at absolute multiples of 256 keys. A chunk's partial result (maximum, sum,
+// weighted values) depends on the query, its own range of keys and the cache, never on the other queries
+// beside it; partials merge in chunk order. So prefill, decode and any split of the chunks over threads give
+// the same bits.
 //
 // Source of the online softmax: Milakov & Gimelshein 2018; of the tiling: Dao et al. 2022.
 #pragma once
@@ -23,11 +24,13 @@ struct Groups {
   Groups(const AttendChunk& a, int first, int last) {
     const KvLayout& kv = *a.kv;
     for (int g = first; g <= last; ++g) {
-      const int key = a.chunk * kChunk + g * kKeyGroup, page = a.page_table[key / kv.page_size], slot = key % kv.page_size;
+      const int key = a.chunk * kChunk + g * kKeyGroup, page = a.page_table[key / kv.page_size],
+                slot = key % kv.page_size;
       const uint8_t* values = kv.v(a.layer, page, a.kv_head);
       k[g] = kv.k(a.layer, page, a.kv_head) + slot / kKeyGroup * kv.k_group_bytes();
       v[g] = values + int64_t{slot} * kv.v_stride();
-      v_scales[g] = reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) + slot * (kv.d_head / 32);
+      v_scales[g] = reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) +
+                    slot * (kv.d_head / 32);
     }
   }
 };
@@ -50,7 +53,8 @@ PELLUCID_INLINE float first_half(uint16_t bits) {
   return out[0];
 }
 
-// Scores of M queries against G groups of 16 keys: each a chain over the dimensions (q8_0: chains of 32, scaled and added).
+// Scores of M queries against G groups of 16 keys: each a chain over the dimensions (q8_0: chains of 32,
+// scaled and added).
 template <class S, KvFormat format, int M, int G>
 inline void score_groups(const KvLayout& kv, const uint8_t* const* groups, const float* const* q, float scale,
                          float (*scores)[kChunk], int at) {
@@ -88,8 +92,8 @@ inline void score_groups(const KvLayout& kv, const uint8_t* const* groups, const
     for (int m = 0; m < M; ++m) S::store(scores[m] + at + g * kKeyGroup, S::mul(total[g][m], S::set1(scale)));
 }
 
-// acc[m][i .. i + 16 B] += Σ p[m][key] · V[key] over `keys` of the chunk, one chain a value, for M queries that see the
-// same keys. `count` values of the last vector are there.
+// acc[m][i .. i + 16 B] += Σ p[m][key] · V[key] over `keys` of the chunk, one chain a value, for M queries
+// that see the same keys. `count` values of the last vector are there.
 template <class S, KvFormat format, int M, int B>
 inline void weigh_block(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
                         float* const* acc, int i, int count) {
@@ -122,7 +126,9 @@ inline void weigh_block(const KvLayout& kv, const Groups& groups, int first, int
 
 // Vectors that M queries leave room for in registers, at least one.
 template <class S, int M>
-constexpr int kWidth = S::kAccumulators / M >= 4 ? 4 : S::kAccumulators / M >= 2 ? 2 : 1;
+constexpr int kWidth = S::kAccumulators / M >= 4   ? 4
+                       : S::kAccumulators / M >= 2 ? 2
+                                                   : 1;
 
 template <class S, KvFormat format, int M>
 inline void weigh_values(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
@@ -131,7 +137,8 @@ inline void weigh_values(const KvLayout& kv, const Groups& groups, int first, in
   const int d = kv.d_head;
   int i = 0;
   for (; i + 16 * B <= d; i += 16 * B) weigh_block<S, format, M, B>(kv, groups, first, last, p, acc, i, 16);
-  for (; i < d; i += 16) weigh_block<S, format, M, 1>(kv, groups, first, last, p, acc, i, d - i < 16 ? d - i : 16);
+  for (; i < d; i += 16)
+    weigh_block<S, format, M, 1>(kv, groups, first, last, p, acc, i, d - i < 16 ? d - i : 16);
 }
 
 template <class S, KvFormat format, int M>
@@ -226,7 +233,8 @@ void attend(const AttendChunk& all) {
 
 // Folds a chunk's partial into the running one: both are rescaled to the common maximum.
 template <class S>
-void merge_chunk(float* max, float* sum, float* acc, float part_max, float part_sum, const float* part, int d) {
+void merge_chunk(float* max, float* sum, float* acc, float part_max, float part_sum, const float* part,
+                 int d) {
   using F = typename S::F;
   const float top = *max > part_max ? *max : part_max;
   const float keep = exp1<S>(*max - top), take = exp1<S>(part_max - top);
@@ -240,14 +248,8 @@ void merge_chunk(float* max, float* sum, float* acc, float part_max, float part_
 
 template <class S>
 constexpr RowKernels row_kernels() {
-  return {&rms_norm<S>,
-          &multiply<S>,
-          &add<S>,
-          &scale<S>,
-          &glu<S>,
-          &rope<S>,
-          &store_kv<S>,
-          {&attend<S, KvFormat::f16>, &attend<S, KvFormat::q8_0>},
+  return {&rms_norm<S>,   &multiply<S>, &add<S>,      &scale<S>,
+          &glu<S>,        &rope<S>,     &store_kv<S>, {&attend<S, KvFormat::f16>, &attend<S, KvFormat::q8_0>},
           &merge_chunk<S>};
 }
 

@@ -1,6 +1,6 @@
 // Row-wise kernels over a SIMD type S: norms, rotation, activations, cache writes.
-// Law: a row's result depends on that row alone. Sums run over 16 lanes, vector after vector, then the fixed tree of
-// S::reduce_add; every fma is written where it is meant. Included only by isa_*.cpp.
+// Law: a row's result depends on that row alone. Sums run over 16 lanes, vector after vector, then the fixed
+// tree of S::reduce_add; every fma is written where it is meant. Included only by isa_*.cpp.
 #pragma once
 
 #include "row_kernels.h"
@@ -152,7 +152,8 @@ inline uint16_t to_q8_0(const float* x, int8_t* codes) {
 
 // Writes K and V of one KV head of one token to slot `slot` of its page.
 template <class S>
-void store_kv(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k, const float* v) {
+void store_kv(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k,
+              const float* v) {
   const int d = kv.d_head, lane = slot % kKeyGroup;
   uint8_t* group = k_page + slot / kKeyGroup * kv.k_group_bytes();
   if (kv.format == KvFormat::f16) {

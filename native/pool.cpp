@@ -15,7 +15,8 @@ void pause() {
 #endif
 }
 
-// About 50 µs of spinning: longer than the gaps between two steps of a busy engine, shorter than a person notices.
+// About 50 µs of spinning: longer than the gaps between two steps of a busy engine, shorter than a person
+// notices.
 constexpr int kSpins = 2000;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A pool of threads that walk the same list of work together.
-// Law: the pool decides who does what when, never what comes out. Idle threads sleep; waiting threads spin briefly, then
-// yield, so that an oversubscribed machine does not collapse.
+// Law: the pool decides who does what when, never what comes out. Idle threads sleep; waiting threads spin
+// briefly, then yield, so that an oversubscribed machine does not collapse.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,9 @@ class Pool {
   // Runs job(thread) on every thread, the caller being thread 0; returns when all are done. Not reentrant.
   template <class Job>
   void run(Job&& job) {
-    auto call = [](void* context, int thread) { (*static_cast<std::remove_reference_t<Job>*>(context))(thread); };
+    auto call = [](void* context, int thread) {
+      (*static_cast<std::remove_reference_t<Job>*>(context))(thread);
+    };
     run_raw(call, &job);
   }
 

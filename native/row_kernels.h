@@ -33,9 +33,11 @@ struct RowKernels {
   void (*scale)(const float* x, float factor, int n, float* out);
   void (*glu)(Activation kind, const float* gate, const float* up, int n, float* out);
   void (*rope)(const float* x, const float* cos, const float* sin, int half, int d_head, float* out);
-  void (*store_kv)(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k, const float* v);
+  void (*store_kv)(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k,
+                   const float* v);
   void (*attend[static_cast<int>(KvFormat::count)])(const AttendChunk& a);
-  void (*merge_chunk)(float* max, float* sum, float* acc, float part_max, float part_sum, const float* part, int d);
+  void (*merge_chunk)(float* max, float* sum, float* acc, float part_max, float part_sum, const float* part,
+                      int d);
 };
 
 }  // namespace pellucid

@@ -18,7 +18,9 @@ Range share(int n, int thread, int threads) {
   return {static_cast<int>(total * thread / threads), static_cast<int>(total * (thread + 1) / threads)};
 }
 
-Range rows_of(const Frame& f, bool selected, int thread) { return share(f.count(selected), thread, f.pool.threads()); }
+Range rows_of(const Frame& f, bool selected, int thread) {
+  return share(f.count(selected), thread, f.pool.threads());
+}
 
 // Bytes of activations that a pass over the panels keeps in the second-level cache.
 constexpr int64_t kActivationBytes = 512 << 10;
@@ -38,7 +40,8 @@ void EmbedOp::run(const Frame& f, int thread) const {
 void NormOp::run(const Frame& f, int thread) const {
   const auto [first, end] = rows_of(f, selected, thread);
   for (int r = first; r < end; ++r) {
-    for (int g = 0; g < groups; ++g) f.rows.rms_norm(f.floats(x, r) + g * n, weight, eps, n, f.floats(out, r) + g * n);
+    for (int g = 0; g < groups; ++g)
+      f.rows.rms_norm(f.floats(x, r) + g * n, weight, eps, n, f.floats(out, r) + g * n);
     if (quant != kNone) f.kernels.quantize(f.floats(out, r), groups * n, f.bytes(quant, r));
   }
 }
@@ -46,7 +49,8 @@ void NormOp::run(const Frame& f, int thread) const {
 void MultiplyOp::run(const Frame& f, int thread) const {
   const auto [first, end] = rows_of(f, selected, thread);
   for (int r = first; r < end; ++r) {
-    for (int g = 0; g < groups; ++g) f.rows.multiply(f.floats(x, r) + g * n, weight, n, f.floats(out, r) + g * n);
+    for (int g = 0; g < groups; ++g)
+      f.rows.multiply(f.floats(x, r) + g * n, weight, n, f.floats(out, r) + g * n);
   }
 }
 
@@ -92,13 +96,15 @@ void RopeOp::run(const Frame& f, int thread) const {
   for (int r = first; r < end; ++r) {
     const int64_t at = int64_t{f.step.positions[r]} * half;
     for (int h = 0; h < heads; ++h) {
-      f.rows.rope(f.floats(x, r) + h * d_head, cos + at, sin + at, half, d_head, f.floats(out, r) + h * d_head);
+      f.rows.rope(f.floats(x, r) + h * d_head, cos + at, sin + at, half, d_head,
+                  f.floats(out, r) + h * d_head);
     }
   }
 }
 
 void StoreOp::run(const Frame& f, int thread) const {
-  // One KV head of a sequence's rows lies in one thread, so that two threads never write one cache line of a page.
+  // One KV head of a sequence's rows lies in one thread, so that two threads never write one cache line of a
+  // page.
   const int d = f.kv.d_head;
   for (int item = thread; item < f.step.seqs * f.kv.kv_heads; item += f.pool.threads()) {
     const int seq = item / f.kv.kv_heads, head = item % f.kv.kv_heads;

@@ -27,7 +27,7 @@ struct Avx2 {
   };
   static constexpr int kRowTile = 4;
   static constexpr int kFloatTile = 2;
-  static constexpr int kQueryTile = 4;  // queries that attend together
+  static constexpr int kQueryTile = 4;     // queries that attend together
   static constexpr int kAccumulators = 4;  // sums that attention keeps in registers
 
   // Floats.

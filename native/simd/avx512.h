@@ -17,7 +17,7 @@ struct Avx512 {
   using B = __m512i;
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
-  static constexpr int kQueryTile = 8;  // queries that attend together
+  static constexpr int kQueryTile = 8;      // queries that attend together
   static constexpr int kAccumulators = 16;  // sums that attention keeps in registers
 
   // Floats.

@@ -20,9 +20,9 @@ struct Scalar {
   struct B {
     uint8_t v[64];
   };
-  static constexpr int kRowTile = 2;    // rows of activations a quantised kernel takes at once
-  static constexpr int kFloatTile = 2;  // the same for float formats
-  static constexpr int kQueryTile = 1;  // queries that attend together
+  static constexpr int kRowTile = 2;       // rows of activations a quantised kernel takes at once
+  static constexpr int kFloatTile = 2;     // the same for float formats
+  static constexpr int kQueryTile = 1;     // queries that attend together
   static constexpr int kAccumulators = 1;  // sums that attention keeps in registers
 
 #define PELLUCID_LANES(type, expression)              \

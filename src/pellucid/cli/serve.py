@@ -133,12 +133,13 @@ def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     key = ' -H "Authorization: Bearer $PELLUCID_API_KEY"' if keyed else ""
+    body = '{"messages": [{"role": "user", "content": "What is a transformer?"}], "max_tokens": 99, "stream": true}'
     lines = [
         f"pellucid {__version__} serves {name} at {url}/v1",
         f"  context {llm.engine.context} tokens · {config.threads} threads · up to {config.max_seqs} answers together",
         f"  KV cache: {pool.page_count} pages of {pool.page_size} tokens, {config.kv}",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
-        '    -d \'{"messages": [{"role": "user", "content": "What is a transformer?"}], "max_tokens": 99, "stream": true}\'',
+        f"    -d '{body}'",
         "  Ctrl-C lets running answers finish; a second one ends at once",
     ]
     if not _loopback(host):
