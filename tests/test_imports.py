@@ -23,7 +23,7 @@ PROBES = {"probes.points", "probes.hub", "probes.frames"}
 MODEL = {*BASE, "formats", "graph", "models", "checkpoint"}
 SERVING = {*MODEL, "kv", "devices", "text", "sampling", "engine", "probes"}
 API = {*SERVING, "llm", "answers", "results"}
-TOP = {*API, "quantize", "server", "cli"}
+TOP = {*API, "quantize", "bench", "server", "cli"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {*BASE, "formats", "graph", "models", "checkpoint", "kv", "devices", "text", "sampling", *PROBES},
     "probes": API,
     "quantize": API,
+    "bench": API,
     "results": set(),
     "answers": SERVING | {"results"},
     "llm": API,
