@@ -114,13 +114,13 @@ def test_every_case_is_measured_over_the_rows_it_names(device: CpuDevice) -> Non
 
 def test_a_prompt_is_fresh_each_time_and_a_depth_is_computed_once(device: CpuDevice) -> None:
     session = Session(device, device.config)
-    assert [span.rows.count for _ in range(2) for span in session.prefill(33)] == [33, 33]
+    assert [span.rows.count for i in range(2) for span in session.prefill([i] * 33)] == [33, 33]
     before = session._engine.stats.step_rows
     for _ in range(3):
-        spans = session.decode(2, 40, 3)
+        spans = session.decode([list(range(40)), list(range(1, 41))], 3)
         assert [span.rows for span in spans] == [Rows(((40 + i, 1), (40 + i, 1)), 2) for i in range(3)]
-    # Two prompts of 40; then, three times, what no full page holds (8 rows) and three steps.
-    assert session._engine.stats.step_rows - before == 2 * 40 + 3 * 2 * (8 + 3)
+    # Two prompts of 40, which are found again but for the 8 rows that fill no page: twice each time, then three steps.
+    assert session._engine.stats.step_rows - before == 2 * 32 + 3 * 2 * (8 + 8 + 3)
     assert not session._engine.busy
     session._engine.scheduler.check()
 
@@ -182,10 +182,10 @@ def test_table_and_interruption(cli: Cli, smollm2_path: Path, monkeypatch: pytes
 
     real = Session.decode
 
-    def stop(self: Session, streams: int, depth: int, steps: int) -> object:
-        if streams == 16:
+    def stop(self: Session, prompts: list[list[int]], steps: int) -> object:
+        if len(prompts) == 16:
             raise KeyboardInterrupt
-        return real(self, streams, depth, steps)
+        return real(self, prompts, steps)
 
     monkeypatch.setattr(Session, "decode", stop)
     got = cli("bench", str(smollm2_path), *args, "--json")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from pellucid.bench.cells import Case, Cell, Settings
 from pellucid.bench.peaks import PeakMeter
 from pellucid.bench.profile import Profile, ProfiledDevice, profile_of
@@ -79,32 +81,48 @@ def config_for(settings: Settings, device: CpuDevice, model_context: int, thread
 
 def _cell(device: CpuDevice, case: Case, settings: Settings, meter: PeakMeter, cells: list[Cell], say: Say) -> None:
     session, work = Session(device, device.config), PlanWork(device)
+    prompts = _Prompts(device.vocab_size)
     for number in range(settings.warmup):
         say(f"{case}: warm-up {number + 1}/{settings.warmup}")
-        _repetition(session, case)
+        _repetition(session, case, prompts)
     cell = Cell(case)
     cells.append(cell)
     for number in range(settings.repeat):
         say(f"{case}: {number + 1}/{settings.repeat}")
         peaks = meter.measure()
-        spans = _repetition(session, case)
+        spans = _repetition(session, case, prompts)
         cell.work = sum((work.demand(span.rows) for span in spans), NOTHING)
         cell.peaks.append(peaks)
         cell.seconds.append(spans[-1].ended - spans[0].began)
 
 
-def _repetition(session: Session, case: Case) -> list[Span]:
+class _Prompts:
+    """Random ids: fresh for each prompt that is timed, the same for a stream each time."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._random = np.random.default_rng(0)
+        self._streams: dict[tuple[int, int], list[int]] = {}
+
+    def fresh(self, tokens: int) -> list[int]:
+        return self._random.integers(0, self._vocab, tokens).tolist()
+
+    def of_stream(self, stream: int, depth: int) -> list[int]:
+        return self._streams.setdefault((stream, depth), self.fresh(max(1, depth)))
+
+
+def _repetition(session: Session, case: Case, prompts: _Prompts) -> list[Span]:
     if case.kind == "prefill":
-        return session.prefill(case.tokens)
-    return session.decode(case.streams, case.depth, case.tokens)
+        return session.prefill(prompts.fresh(case.tokens))
+    return session.decode([prompts.of_stream(s, case.depth) for s in range(case.streams)], case.tokens)
 
 
 def _profile(device: CpuDevice, case: Case) -> Profile:
     """The case once more, shortened, under the profile, after a warm-up."""
     profiled = ProfiledDevice(device)
-    session = Session(profiled, device.config)
+    session, prompts = Session(profiled, device.config), _Prompts(device.vocab_size)
     if case.kind == "decode":
         case = replace(case, tokens=min(case.tokens, PROFILED_STEPS))
-    _repetition(session, case)
-    spans = _repetition(session, case)
+    _repetition(session, case, prompts)
+    spans = _repetition(session, case, prompts)
     return profile_of(PlanWork(device), spans, profiled.calls[-len(spans) :])

@@ -1,16 +1,14 @@
 """The engine at work for a measurement: one prompt, or streams that decode together.
 
-Law: what is timed is the engine's own steps, as they serve: scheduling, the native call, sampling, commit. Prompts are
-random ids that no page of the cache knows; a depth is computed once and found again by the prefix cache, so that each
-repetition begins at the same depth.
+Law: what is timed is the engine's own steps, as they serve: scheduling, the native call, sampling, commit. A prompt
+that is timed must be one that no page of the cache knows; those of streams are computed once, untimed, and found again
+by the prefix cache, so that each repetition begins at the same depth.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-
-import numpy as np
 
 from pellucid.bench.work import Rows
 from pellucid.config import EngineConfig
@@ -39,25 +37,24 @@ def lead_in(streams: int, config: EngineConfig) -> int:
 class Session:
     """An engine of its own over a device."""
 
-    def __init__(self, device: Device, config: EngineConfig, *, seed: int = 0) -> None:
+    def __init__(self, device: Device, config: EngineConfig) -> None:
         self._engine = Engine(device, config=config)
         self._config = config
-        self._vocab = device.vocab_size
-        self._random = np.random.default_rng(seed)
-        self._prompts: dict[tuple[int, int], list[int]] = {}
 
-    def prefill(self, tokens: int) -> list[Span]:
-        """Compute a fresh prompt up to its first token."""
-        seq = self._add(self._fresh(tokens), 1)
+    def prefill(self, prompt: list[int]) -> list[Span]:
+        """Compute a prompt up to its first token."""
+        seq = self._add(prompt, 1)
         spans: list[Span] = []
         while not seq.finished:
             spans.append(self._step([seq]))
         return spans
 
-    def decode(self, streams: int, depth: int, steps: int) -> list[Span]:
-        """So many steps of streams that each have `depth` tokens (at least one) of context when they begin."""
-        prompts = [self._prompt(stream, max(1, depth)) for stream in range(streams)]
-        seqs = [self._add(p, steps + lead_in(streams, self._config) + 1) for p in prompts]
+    def decode(self, prompts: list[list[int]], steps: int) -> list[Span]:
+        """So many steps of the streams that continue these prompts together."""
+        for prompt in prompts:
+            if len(prompt) > self._config.page_size:
+                self.prefill(prompt)
+        seqs = [self._add(prompt, steps + lead_in(len(prompts), self._config) + 1) for prompt in prompts]
         while any(not seq.output_len for seq in seqs):
             self._step(seqs)
         try:
@@ -88,15 +85,3 @@ class Session:
         seq = Sequence(prompt, SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True), seed=0)
         self._engine.add(seq)
         return seq
-
-    def _fresh(self, tokens: int) -> list[int]:
-        return self._random.integers(0, self._vocab, tokens).tolist()
-
-    def _prompt(self, stream: int, depth: int) -> list[int]:
-        """The prompt of a stream, which the prefix cache knows after the first call."""
-        if (stream, depth) not in self._prompts:
-            prompt = self._prompts[stream, depth] = self._fresh(depth)
-            seq = self._add(prompt, 1)
-            while not seq.finished:
-                self._step([seq])
-        return self._prompts[stream, depth]
