@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
-
 import numpy as np
 import pytest
 
@@ -87,7 +84,7 @@ def test_native_equals_the_definition_over_thousands_of_random_rows():
     assert 0 < refused < 600
 
 
-def test_a_big_vocabulary_agrees_and_is_quick_enough():
+def test_a_big_vocabulary_agrees():
     rng = np.random.default_rng(11)
     vocab = 151_936
     logits = rng.normal(0, 2.5, vocab).astype(np.float32)
@@ -104,14 +101,6 @@ def test_a_big_vocabulary_agrees_and_is_quick_enough():
     for params in cases:
         for seed in range(8):
             assert native(logits, params, seed=seed).tokens[0] == defined(logits, params, seed=seed)
-    sampler = Sampler(vocab)
-    state = sampler.state(SamplingParams(top_p=0.95), 1, 0, [0], ())
-    best = math.inf
-    for position in range(1, 20):
-        began = time.perf_counter()
-        sampler.pick([state], logits.reshape(1, -1), [0], [position])
-        best = min(best, time.perf_counter() - began)
-    assert best < 0.010  # 2 ms is the aim; machines of continuous integration are slower
 
 
 def test_unfit_rows_are_errors_of_their_own():
