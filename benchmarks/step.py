@@ -2,8 +2,8 @@
 
     python benchmarks/step.py
 
-The device is idle (it hands back the same logits), so the time is Python's and the sampler's. Aims: 150 µs a step at one
-sequence, 400 µs at 32; 2 ms for a row of 152k logits with top-p.
+The device is idle (it hands back the same logits), so the time is Python's and the sampler's. Aims: 150 µs a step at
+one sequence, 400 µs at 32; 2 ms for a row of 152k logits with top-p.
 """
 
 from __future__ import annotations
