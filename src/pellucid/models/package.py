@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from pellucid.errors import DownloadError, ModelNotFoundError
 from pellucid.models.hub import check_room, sha256_of
 from pellucid.models.sources import PackageSource
-from pellucid.models.store import StoredFile, size_text
+from pellucid.models.store import StoredFile, disk_full, size_text
 
 _CAP = 64 << 30
 """No model file of a package is larger; bounds what a hostile archive can unpack to."""
@@ -135,7 +135,7 @@ def _explain(requirement: str, output: str) -> DownloadError | ModelNotFoundErro
     text = re.sub(r"//[^/@\s]+@", "//", output)  # an index's address may carry a password
     low = text.lower()
     if "no space left" in low:
-        return DownloadError("the disk is full; free some room (`pellucid ls`, `pellucid rm`) and pull again")
+        return disk_full()
     if any(
         s in low for s in ("newconnectionerror", "name resolution", "name or service not known", "failed to establish")
     ):

