@@ -30,7 +30,19 @@ LONG: dict[str, Any] = {"prompt": "l>", "max_tokens": 400, "temperature": 0}
 def test_probes(live: Live) -> None:
     assert live.http.get("/health").json() == {"status": "ok"}
     assert live.http.get("/ready").json() == {"status": "ready"}
-    assert live.http.head("/health").status_code == live.http.head("/ready").status_code == 200
+    for path in (
+        "/health",
+        "/ready",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+        "/v1/models",
+        f"/v1/models/{live.service.name}",
+    ):
+        head, get = live.http.head(path), live.http.get(path)
+        assert head.status_code == get.status_code == 200 and not head.content
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert live.http.head("/v1/completions").status_code == 405
     assert live.http.get("/version").json()["version"]
     [card] = live.http.get("/v1/models").json()["data"]
     assert card["id"] == "toy" and card["max_model_len"] == 512 and card["object"] == "model"

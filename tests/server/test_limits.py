@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pellucid.server import transport
 from pellucid.server.limits import Limits, nests_deeper
 from pellucid.server.transport import bind
 from serving import Live, running, slow, until
@@ -127,6 +128,92 @@ def test_a_body_that_goes_wrong_after_its_answer(strict: Live, caplog: pytest.Lo
     assert not caplog.records
 
 
+def head_of(kind: str, size: int) -> bytes:
+    if kind == "url":
+        return b"GET /" + b"a" * size + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    lines = b"X: " + b"a" * size + b"\r\n" if kind == "header" else b"X: a\r\n" * (size // 6)
+    return b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("url", 414), ("header", 431), ("lines", 431)])
+@pytest.mark.parametrize("size", [17_000, 100_000, 1_000_000])
+def test_a_large_head_is_refused_by_its_limit(strict: Live, kind: str, status: int, size: int) -> None:
+    answer = strict.raw(head_of(kind, size), wait=3)
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert b"16384 bytes" in answer and b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(("kind", "status"), [("url", 414), ("header", 431)])
+def test_a_large_head_in_pieces_is_refused_alike(strict: Live, kind: str, status: int) -> None:
+    head = head_of(kind, 17_000)
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=5) as s:
+        for i in range(0, len(head), 1000):
+            s.sendall(head[i : i + 1000])
+            time.sleep(0.001)
+        assert s.recv(65536).startswith(b"HTTP/1.1 %d" % status)
+
+
+@pytest.mark.parametrize("kind", ["url", "header", "lines"])
+def test_a_head_within_the_limit_is_served(strict: Live, kind: str) -> None:
+    answer = strict.raw(head_of(kind, 16_000).replace(b"Host:", b"Connection: close\r\nHost:"))
+    assert answer.startswith(b"HTTP/1.1 404" if kind == "url" else b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("version", "length"), [(b"1.1", b"Content-Length: 6\r\n"), (b"1.0", b"Content-Length: 6\r\n"), (b"1.0", b"")]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_body_of_two_lengths_is_refused(strict: Live, version: bytes, length: bytes, first: bool) -> None:
+    coding = b"Transfer-Encoding: chunked\r\n"
+    lengths = length + coding if first else coding + length
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/" + version) + lengths + b"\r\n"
+    answer = strict.raw(head + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", wait=3)
+    assert answer.count(b"HTTP/1.1 ") == 1 and b"200 OK" not in answer
+    assert answer.startswith(b"HTTP/1.1 400") and b"invalid_http" in answer and b"in doubt" in answer
+
+
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("length", [b"Content-Length: 9000000\r\n", b"Transfer-Encoding: chunked\r\n"])
+def test_a_client_that_writes_it_all_first_still_gets_its_answer(
+    strict: Live, close: bytes, length: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = b" " * 9_000_000 if b"Length" in length else (b"2000\r\n" + b" " * 0x2000 + b"\r\n") * 1100 + b"0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as s:
+        s.sendall(HEAD + close + length + b"\r\n" + body)
+        assert s.recv(65536).startswith(b"HTTP/1.1 413")
+    assert not caplog.records
+
+
+def test_a_broken_body_is_answered_once(strict: Live, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as s:
+        s.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + b" " * 1_000_000)
+        answer = b""
+        while part := s.recv(65536):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+        time.sleep(0.5)  # longer than the body may take
+    until(lambda: len(strict.server.server_state.connections) < 5)
+    assert not caplog.records
+
+
+def test_what_is_thrown_away_is_bounded(strict: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LINGER", 0.3)
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=5) as s:
+        s.sendall(b"NONSENSE\r\n\r\n")
+        assert s.recv(65536).startswith(b"HTTP/1.1 400")
+        with pytest.raises(ConnectionError):
+            for _ in range(100):
+                s.sendall(b"x")
+                time.sleep(0.02)
+    monkeypatch.setattr(transport, "LINGER", 30.0)
+    monkeypatch.setattr(transport, "LINGER_BYTES", 1 << 20)
+    for close in (b"", b"Connection: close\r\n"):
+        with socket.create_connection(("127.0.0.1", strict.port), timeout=5) as s, pytest.raises(ConnectionError):
+            s.sendall(HEAD + close + b"Content-Length: 900000000\r\n\r\n")
+            for _ in range(10_000):
+                s.sendall(bytes(1 << 16))
+
+
 def test_a_body_nobody_wants_does_not_hold_the_connection(strict: Live) -> None:
     began = time.monotonic()
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
@@ -148,7 +235,7 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
         s.close()
 
 
-def test_connections_are_bounded(strict: Live) -> None:
+def test_connections_are_bounded(strict: Live, caplog: pytest.LogCaptureFixture) -> None:
     sockets = [socket.create_connection(("127.0.0.1", strict.port)) for _ in range(40)]
     try:
         closed = 0
@@ -161,6 +248,7 @@ def test_connections_are_bounded(strict: Live) -> None:
             except ConnectionError:
                 closed += 1
         assert closed >= 20
+        assert [r.getMessage()[:32] for r in caplog.records] == ["all 20 connections are taken; ne"]
     finally:
         for s in sockets:
             s.close()

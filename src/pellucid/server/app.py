@@ -67,11 +67,32 @@ def create_app(
     app.state.service = service
     key = None if api_key is None else Key(api_key)
     app.add_middleware(Gate, key=key, hosts=allowed_hosts, header_bytes=service.limits.header_bytes)
+    app.add_middleware(Head)
     app.add_middleware(RequestId)
     for module in (chat, completions, models, probes):
         app.include_router(module.router)
     install_error_handlers(app)
     return app
+
+
+class Head:
+    """ASGI middleware: HEAD is answered wherever GET is, as GET without its body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class RequestId:

@@ -1,6 +1,7 @@
 """Connections and the life of the process: uvicorn, with the limits that it lacks.
 
-Law: a client that owes bytes has a deadline; so has one that does not read. An idle server has no timer at all. The
+Law: a client that owes bytes has a deadline; so has one that does not read. An answer given early is not lost to a
+reset: what the client still sends is thrown away for a while. An idle server has no timer at all. The
 first signal stops work in order (not ready, no new requests, running ones finish in time); the second ends at once.
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -23,25 +26,83 @@ from pellucid.errors import ConfigError
 from pellucid.server.errors import HTTPError, error_body
 from pellucid.server.limits import Limits
 from pellucid.server.service import Service
+from pellucid.server.wire import Wire
+
+log = logging.getLogger("pellucid.server")
 
 LINGER = 2.0
-"""Seconds for which the rest of a body is read and thrown away after it was answered early."""
+"""Seconds for which the rest of a request is read and thrown away after it was answered early."""
+LINGER_BYTES = 64 << 20
+"""Most that is thrown away so."""
+
+
+class Gentle:
+    """A transport whose close() leaves time for the answer to be read, where the client is still sending.
+
+    A socket closed with bytes unread resets the connection, and the reset overtakes the answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, linger: Callable[[], bool]) -> None:
+        """Wrap `transport`; `linger` is asked at close() whether to read on, and sees to the end of it."""
+        self._transport = transport
+        self._linger = linger
+        self.lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is to be written."""
+        return self.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close; the second time at once."""
+        if not self.is_closing() and self._linger():
+            self.lingering = True
+            try:
+                self._transport.write_eof()
+                return
+            except OSError:  # the client is gone
+                pass
+        self._transport.close()
+
+
+class Places:
+    """How many connections there may be. Says so when they have run out, once until half of them are free again."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._told = False
+
+    def free(self, taken: int) -> bool:
+        """Whether one more may come to those there are."""
+        if taken < self._limit:
+            self._told = self._told and taken > self._limit // 2
+            return True
+        if not self._told:
+            log.warning("all %d connections are taken; new ones are reset until some end", self._limit)
+            self._told = True
+        return False
 
 
 class Connection(H11Protocol):
     """One HTTP/1.1 connection."""
 
     limits = Limits()
+    places = Places(limits.connections)
+    _thrown = 0
     _owed: str | None = None
     _owing: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, unless there are too many already."""
-        if len(self.connections) >= self.limits.connections:
+        if not self.places.free(len(self.connections)):
             transport.abort()
             return
-        super().connection_made(transport)
+        self.conn = self._wire = Wire(self.limits.header_bytes)
+        self._gentle = Gentle(transport, self._linger)
+        super().connection_made(cast(asyncio.Transport, self._gentle))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -54,6 +115,12 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read; the deadline for headers runs from their first byte and is not put off by later ones."""
+        if self._owed == "rest":
+            self._thrown += len(data)
+            if self._thrown > LINGER_BYTES:
+                self.transport.abort()
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if not self.transport.is_closing():
             self._watch()
@@ -63,6 +130,17 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
             self._set_deadline("rest", LINGER)
+
+    def _linger(self) -> bool:
+        """Read on for a while before the close if the client is still sending; whoever answers it is done."""
+        if self.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+            return False
+        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        self._set_deadline("rest", LINGER)
+        return True
 
     def _watch(self) -> None:
         state = self.conn.their_state
@@ -77,7 +155,7 @@ class Connection(H11Protocol):
             return
         if self._owing is not None:
             self._owing.cancel()
-        self._owed = owed
+        self._owed, self._thrown = owed, 0
         self._owing = None if owed is None else self.loop.call_later(seconds, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
@@ -85,9 +163,10 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        body = to_json(error_body(HTTPError(msg, status=400, code="invalid_http")))
+        error = self._wire.fault or HTTPError(msg, status=400, code="invalid_http")
+        body = to_json(error_body(error))
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+        for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
@@ -113,7 +192,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI) -> None:
         self._service: Service = app.state.service
         limits = self._service.limits
-        protocol: Any = type("Connection", (Connection,), {"limits": limits})
+        protocol: Any = type("Connection", (Connection,), {"limits": limits, "places": Places(limits.connections)})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -124,7 +203,6 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            h11_max_incomplete_event_size=limits.header_bytes,
             timeout_graceful_shutdown=5,
             backlog=1024,
         )

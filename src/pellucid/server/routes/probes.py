@@ -25,14 +25,12 @@ class Version(TypedDict):
     version: str
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Status:
     """Answer as long as the process is alive."""
     return {"status": "ok"}
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Status:
     """Answer 200 if a request would be served now; 503 while loading, shutting down, or when the engine is stalled."""
