@@ -14,6 +14,17 @@ from pellucid.errors import ConfigError
 
 KVFormatName = Literal["f16", "q8_0"]
 ISAS = ("scalar", "avx2", "avx512")
+_WHOLE = {
+    "threads": True,
+    "ctx": True,
+    "kv_pages": True,
+    "page_size": False,
+    "max_seqs": False,
+    "token_budget": False,
+    "max_queue": False,
+    "seed": True,
+}
+"""Fields that are whole numbers, and whether None stands for a choice of `resolve`."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class EngineConfig:
     """(field, why) for each value that `resolve` chose."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.kv not in ("f16", "q8_0"):
             raise ConfigError(f"kv={self.kv!r} is not a KV-cache format; choose f16 or q8_0", param="kv")
         if self.isa is not None and self.isa not in ISAS:
@@ -68,6 +80,18 @@ class EngineConfig:
             raise ConfigError(
                 f"page_size={self.page_size} does not divide 256; choose 16, 32, 64, 128 or 256", param="page_size"
             )
+
+    def _check_types(self) -> None:
+        for name, optional in _WHOLE.items():
+            value = getattr(self, name)
+            if type(value) is not int and not (optional and value is None):
+                raise ConfigError(f"{name}={value!r} is not a whole number", param=name)
+        for name in ("model", "kv", "isa"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "isa" and value is None):
+                raise ConfigError(f"{name}={value!r} is not a string", param=name)
+        if type(self.prefix_cache) is not bool:
+            raise ConfigError(f"prefix_cache={self.prefix_cache!r} is not True or False", param="prefix_cache")
 
     def resolve(self, *, model_context: int, bytes_per_page: int, free_memory: int | None = None) -> EngineConfig:
         """Return a copy in which every None has a value.

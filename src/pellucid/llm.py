@@ -27,7 +27,7 @@ from pellucid.devices.base import Device
 from pellucid.engine.engine import Engine
 from pellucid.engine.events import Event
 from pellucid.engine.worker import Worker
-from pellucid.errors import CapacityError, EngineError, RequestError
+from pellucid.errors import CapacityError, ConfigError, EngineError, RequestError
 from pellucid.models.spec import ModelSpec
 from pellucid.results import Chunk, RequestOutput, ScoreResult
 from pellucid.sampling.params import SamplingParams
@@ -40,6 +40,8 @@ Message = Mapping[str, Any]
 """A chat message: role and content, and what the model's template knows beyond these."""
 Params = SamplingParams | Sequence[SamplingParams]
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may say a message; a developer is the system to templates."""
 DEFAULT_MAX_TOKENS = 512
 DEFAULT_PARAMS = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=DEFAULT_MAX_TOKENS)
 """What a call samples with that says nothing: lively but sound; 512 tokens, or what the context leaves."""
@@ -97,6 +99,8 @@ class LLM:
         from pellucid.models.decoder import decoder_graph
         from pellucid.models.pull import resolve
 
+        if not isinstance(model, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"model={model!r} is not a name or a path", param="model")
         config = EngineConfig(
             model=os.fspath(model),
             threads=threads,
@@ -215,7 +219,7 @@ class LLM:
 
         Closing the generator ends the request and gives its memory back.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], Mapping):
             text, ids = self._of_chat(cast("Sequence[Message]", prompt), tools)
         else:
             text, ids = self._of_prompt(cast("Prompt", prompt))
@@ -240,7 +244,12 @@ class LLM:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text. Spellings of control tokens are text unless `parse_special`."""
+        _require_text(text)
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def check_text(self, text: str) -> None:
+        """Raise ContextLengthError for a text that cannot fit the context, whatever its tokens are."""
+        self.tokenizer.check_fits(text, self.device.context)
 
     def tokenize_chat(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -254,6 +263,7 @@ class LLM:
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
+        _require_ids(ids)
         self._check_ids(ids)
         return self.tokenizer.decode(ids, skip_special=skip_special)
 
@@ -283,8 +293,10 @@ class LLM:
 
     def _of_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
+            self.check_text(prompt)
             text, ids = prompt, self.tokenizer.encode(prompt)
         else:
+            _require_ids(prompt)
             text, ids = None, list(prompt)
             self._check_ids(ids)
         if not ids:
@@ -298,8 +310,10 @@ class LLM:
                 param="messages",
             )
         rendered = self.template.render(
-            [dict(message) for message in messages], tools=None if tools is None else [dict(tool) for tool in tools]
+            [_message(place, message) for place, message in enumerate(_conversation(messages))],
+            tools=None if tools is None else _tools(tools),
         )
+        self.check_text(rendered.text)
         return rendered.text, encode_rendered(self.tokenizer, rendered)
 
     def _check_ids(self, ids: Sequence[object]) -> None:
@@ -312,6 +326,8 @@ class LLM:
                 )
 
     def _answer(self, text: str | None, ids: list[int], params: SamplingParams | None) -> Answer:
+        if params is not None and not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"params={params!r} is not a SamplingParams", param="params")
         if params is None:
             params = replace(DEFAULT_PARAMS, max_tokens=self.room(len(ids)))
         seed = next((s for s in (params.seed, self.config.seed) if s is not None), None)
@@ -400,13 +416,65 @@ def _next(inbox: SimpleQueue[list[Event]], worker: Worker) -> list[Event]:
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], int):
         return [cast("Sequence[int]", prompts)]
+    if not isinstance(prompts, list | tuple):
+        raise RequestError(
+            f"prompts is {_kind(prompts)}; give text, a list of token ids, or a list of these", param="prompt"
+        )
     return list(cast("Sequence[Prompt]", prompts))
 
 
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _require_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"the text is {_kind(text)}; give a str", param="prompt")
+
+
+def _require_ids(ids: object) -> None:
+    if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Sequence):
+        raise RequestError(
+            f"the prompt is {_kind(cast(object, ids))}; give text (str) or a list of token ids", param="prompt"
+        )
+
+
+def _conversation(messages: object) -> Sequence[object]:
+    if not isinstance(messages, list | tuple):
+        raise RequestError(
+            f'messages is {_kind(messages)}; give a list of {{"role": ..., "content": ...}}', param="messages"
+        )
+    return cast("Sequence[object]", messages)
+
+
+def _message(place: int, message: object) -> dict[str, Any]:
+    """A message as templates know it."""
+    if not isinstance(message, Mapping):
+        raise RequestError(f"message {place} is {_kind(message)}; give a dict with role and content", param="messages")
+    out = dict(cast("Mapping[str, Any]", message))
+    if out.get("role") not in ROLES:
+        raise RequestError(
+            f"message {place} has role {out.get('role')!r}; give one of {', '.join(ROLES)}", param="messages"
+        )
+    if out["role"] == "developer":
+        out["role"] = "system"
+    content = out.get("content")
+    if not isinstance(content, str | list) and not (content is None and out.get("tool_calls")):
+        raise RequestError(f"message {place} has content that is {_kind(content)}; give text", param="messages")
+    return out
+
+
+def _tools(tools: object) -> list[dict[str, Any]]:
+    rows = cast("list[Any] | tuple[Any, ...]", tools) if isinstance(tools, list | tuple) else None
+    if rows is None or not all(isinstance(row, Mapping) for row in rows):
+        raise RequestError("tools must be a list of JSON schemas (dicts)", param="tools")
+    return [dict(row) for row in rows]
+
+
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    if not messages:
+    if not _conversation(messages):
         raise RequestError("messages is empty; give at least one", param="messages")
     if isinstance(messages[0], Mapping):
         return [cast("Sequence[Message]", messages)]
@@ -416,6 +484,8 @@ def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) ->
 def _params(params: Params | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, list | tuple):
+        raise RequestError(f"params={params!r} is not a SamplingParams, or a list of them", param="params")
     if len(params) != count:
         raise RequestError(
             f"{len(params)} sampling parameters for {count} prompts; give one, or one for each", param="params"

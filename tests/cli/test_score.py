@@ -76,7 +76,7 @@ def test_text_output(cli: Cli, text: Path) -> None:
 def test_stdin(cli: Cli) -> None:
     assert json.loads(cli("score", "-", "--json", stdin="a>apples").out)["scored"] == 7
     got = cli("score", "-", stdin="a")
-    assert (got.code, got.err) == (2, "error: the text is 1 tokens long; it takes two to score one\n")
+    assert (got.code, got.err) == (2, "error: the text is 1 token long; it takes two to score one\n")
 
 
 def test_real_model_predicts_english_better_than_noise(cli: Cli, smollm2_path: Path, tmp_path: Path) -> None:

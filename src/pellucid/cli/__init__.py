@@ -1,24 +1,23 @@
 """The `pellucid` command: one small module a command, loaded when it is called.
 
-Law: `pellucid --help` imports no command. Whatever goes wrong is one line on stderr, `error: ...`, and an exit code;
-PELLUCID_DEBUG=1 shows the traceback of what was not foreseen.
+Law: whatever goes wrong is one line on stderr, `error: ...`, and an exit code; PELLUCID_DEBUG=1 shows the traceback of
+what was not foreseen. This module imports nothing heavy, so that Ctrl-C is quiet from the start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING
 
-import typer
-from typer.core import TyperGroup
-
-from pellucid import __version__
 from pellucid.errors import PellucidError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
 COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
     "Talk to a model": (
@@ -43,70 +42,77 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-SETTINGS = {"help_option_names": ["-h", "--help"]}
-
-_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
-_CLI_ERROR: type[Exception] = _USAGE_ERROR.__bases__[0]
-
-
-class _Commands(TyperGroup):
-    """A group whose commands are imported when they are asked for."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [name for theme in COMMANDS.values() for name, _ in theme]
-
-    def get_command(self, ctx: typer.Context, cmd_name: str):  # type: ignore[override]
-        about = {name: text for theme in COMMANDS.values() for name, text in theme}.get(cmd_name)
-        if about is None:
-            return None
-        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SETTINGS)
-        single.command(name=cmd_name, no_args_is_help=False)(
-            getattr(import_module(f"pellucid.cli.{cmd_name}"), cmd_name)
-        )
-        return typer.main.get_command(single)
-
-    def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
-        lines = ["Usage: pellucid COMMAND [OPTIONS]", "", "The see-through LLM inference engine.", ""]
-        for theme, commands in COMMANDS.items():
-            lines += [f"{theme}:", *(f"  {name:<8} {about}" for name, about in commands), ""]
-        lines += [
-            "Options:",
-            "  --version             Show the version",
-            "  --install-completion  Install completion for this shell",
-            "  --show-completion     Show completion for this shell",
-            "  --help                Show this, or a command's options: pellucid run --help",
-            "",
-            'Begin with:  pellucid run "What is gravity?"',
-        ]
-        formatter.write("\n".join(lines) + "\n")  # type: ignore[attr-defined]
-
-
-app = typer.Typer(
-    cls=_Commands, name="pellucid", invoke_without_command=True, rich_markup_mode=None, context_settings=SETTINGS
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"pellucid {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False
-) -> None:
-    """The see-through LLM inference engine."""
-    if ctx.invoked_subcommand is None:
-        print(ctx.get_help())
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. `args` is without the program's name; None: sys.argv."""
-    sys.exit(_outcome(list(sys.argv[1:] if args is None else args)))
+    """Run the command line and exit. `args` is without the program's name; None: sys.argv, as the program itself."""
+    if args is not None:
+        sys.exit(_outcome(list(args)))
+    sys.excepthook = _last_resort
+    sys.unraisablehook = _unraisable
+    _open_streams()
+    code = _outcome(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:
+        _leave()
+    sys.exit(code)
+
+
+def _last_resort(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """An interrupt that came while another one was dealt with says nothing either."""
+    if issubclass(kind, KeyboardInterrupt):
+        _leave()
+    sys.__excepthook__(kind, error, at)
+
+
+def _unraisable(what: sys.UnraisableHookArgs) -> None:
+    if not issubclass(what.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(what)
+
+
+def _leave() -> None:
+    """End at once, without waiting for threads that are still at work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
+def _open_streams() -> None:
+    """Put something behind each standard stream that the shell closed, so that no file of ours takes its number."""
+    closed = {number for number in (0, 1, 2) if not _is_open(number)}
+    for number in sorted(closed):
+        os.open(os.devnull, os.O_RDONLY if number < 2 else os.O_WRONLY)  # the lowest number that is free: this one
+    if 1 in closed:
+        sys.stdout = _writer(1)  # not writable: whoever writes hears that it is closed
+    if 2 in closed:
+        sys.stderr = _writer(2)
+
+
+def _writer(number: int) -> IO[str]:
+    return open(number, "w", encoding="utf-8", closefd=False)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _outcome(args: list[str]) -> int:
+    try:
+        import typer
+
+        from pellucid.cli.app import CLI_ERROR, app
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+    elif args == ["version"]:
+        args = ["--version"]
     try:
         command = typer.main.get_command(app)
         if "_PELLUCID_COMPLETE" in os.environ:
@@ -117,19 +123,18 @@ def _outcome(args: list[str]) -> int:
         sys.stdout.flush()
         return 0
     except typer.Exit as exit:
-        return exit.exit_code
+        return _flushed(exit.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        _close_stdout()
-        return BROKEN_PIPE
     except PellucidError as error:
         return _fail(error.message, error.exit_code)
-    except _CLI_ERROR as error:
+    except CLI_ERROR as error:
         return _fail(_usage(error), 2)
     except MemoryError:
         return _fail("out of memory; a smaller model, --ctx or --kv q8_0 takes less", 6)
     except Exception as error:
+        if isinstance(error, OSError) and (code := _unwritten(error)) is not None:
+            return code
         if os.environ.get("PELLUCID_DEBUG", "0") not in ("", "0"):
             raise
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -144,12 +149,39 @@ def _usage(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _close_stdout()
+    _flushed(code)
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return code
+
+
+def _flushed(code: int) -> int:
+    """The exit code, once what was printed is out; another one if it cannot be."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _unwritten(error) or code
+    return code
+
+
+def _unwritten(error: OSError) -> int | None:
+    """The exit code for an error of standard output, told on stderr where that helps; None: it is of something else."""
+    if error.filename is not None or error.errno not in (*_REASONS, errno.EPIPE):
+        return None
+    _close_stdout()
+    if error.errno == errno.EPIPE:
+        return BROKEN_PIPE
+    reason, code = _REASONS[error.errno]
+    print(f"error: cannot write to standard output: {reason}", file=sys.stderr)
+    return code
+
+
+_REASONS: dict[int | None, tuple[str, int]] = {
+    errno.ENOSPC: ("no space left on device", 6),
+    errno.EDQUOT: ("the disk quota is used up", 6),
+    errno.EFBIG: ("the file would be too large", 6),
+    errno.EIO: ("input/output error", 2),
+    errno.EBADF: ("it is closed", 2),
+}
 
 
 def _close_stdout() -> None:

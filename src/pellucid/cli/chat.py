@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pellucid.cli import options
-from pellucid.cli.conversation import Conversation
+from pellucid.cli.conversation import Conversation, say
+from pellucid.cli.inputs import MOST_LINE, on_terminal, stdin
 from pellucid.errors import PellucidError, RequestError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def chat(
     /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal, each line of standard input
     is a turn.
     """
+    typed = on_terminal()
     params = options.sampling(
         temperature=temperature,
         top_k=top_k,
@@ -53,7 +55,7 @@ def chat(
                 f'{llm.name} has no chat template, so it cannot chat; use: pellucid run -m {model} "text"'
             )
         conversation = Conversation(llm, params, max_tokens, system)
-        if sys.stdin.isatty():
+        if typed:
             print(
                 f"{llm.name} · context {llm.device.context} tokens · /help for commands, Ctrl-D to leave",
                 file=sys.stderr,
@@ -75,16 +77,18 @@ def _talk(conversation: Conversation, lines: Iterator[str]) -> None:
             else:
                 conversation.turn(line)
         except PellucidError as error:
-            print(f"error: {error.message}", file=sys.stderr)
+            say(f"error: {error.message}")
             failed = error
         except KeyboardInterrupt:
             print("\n(stopped; /exit leaves)", file=sys.stderr)
-    if failed is not None and not sys.stdin.isatty():
+    if failed is not None and not on_terminal():
         raise SystemExit(failed.exit_code)
 
 
 def _piped_lines() -> Iterator[str]:
-    for data in sys.stdin.buffer:
+    while data := stdin().readline(MOST_LINE + 1):
+        if len(data) > MOST_LINE:
+            raise RequestError(f"a line of standard input is longer than {MOST_LINE >> 20} MiB, the most that is read")
         yield data.decode("utf-8", "replace").rstrip("\r\n")
 
 

@@ -7,10 +7,13 @@ came.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -110,10 +113,10 @@ class Conversation:
             case "exit" | "quit" | "bye":
                 return False
             case "help" | "?":
-                _say("\n".join(self.COMMANDS.values()))
+                say("\n".join(self.COMMANDS.values()), indent=24)
             case "reset":
                 self.messages, self._last = [], None
-                _say("(the conversation is forgotten)")
+                say("(the conversation is forgotten)")
             case "set":
                 self._set(rest)
             case "system":
@@ -134,7 +137,7 @@ class Conversation:
         name, value = name.strip().replace("-", "_"), value.strip()
         if not name:
             values = {key: getattr(self._params, key) for key in _SETTABLE} | {"max_tokens": self._max_tokens}
-            _say("\n".join(f"{key:<20} {_shown(item)}" for key, item in values.items()))
+            say("\n".join(f"{key:<20} {_shown(item)}" for key, item in values.items()))
             return
         kind = _SETTABLE.get(name)
         if kind is None:
@@ -154,24 +157,24 @@ class Conversation:
             self._max_tokens = parsed
         else:
             self._params = replace(self._params, **{name: (parsed,) if kind is str and parsed is not None else parsed})
-        _say(f"{name} = {_shown(parsed)}")
+        say(f"{name} = {_shown(parsed)}")
 
     def _set_system(self, text: str) -> None:
         if not text:
-            _say(self._system if self._system is not None else "(there is no system message)")
+            say(self._system if self._system is not None else "(there is no system message)")
             return
         self._system = None if text.lower() == "none" else text
         self.messages, self._last = [], None
-        _say("(the system message is set; the conversation begins anew)")
+        say("(the system message is set; the conversation begins anew)")
 
     def _stats(self) -> None:
         if self._last is None:
-            _say("(nothing has been said yet)")
+            say("(nothing has been said yet)")
             return
         result, to_first, decoding = self._last
         used = len(result.prompt_token_ids) + len(result.outputs[0].token_ids)
         context = self._llm.device.context
-        _say(f"{stats_line(result, to_first, decoding)}\n{used} of {context} tokens of the context used")
+        say(f"{stats_line(result, to_first, decoding)}\n{used} of {context} tokens of the context used")
 
     def _save(self, name: str) -> None:
         if not name:
@@ -186,10 +189,15 @@ class Conversation:
             raise RequestError(f"{path} exists already; choose another name") from None
         except OSError as error:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from None
-        _say(f"(saved {len(self.messages)} messages to {path})")
+        say(f"(saved {len(self.messages)} messages to {path})")
 
 
-def _say(text: str) -> None:
+def say(text: str, indent: int = 0) -> None:
+    """Print on stderr. A terminal gets lines broken between words, the later ones indented."""
+    if sys.stderr.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        fill = partial(textwrap.fill, width=width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        text = "\n".join(map(fill, text.split("\n")))
     print(text, file=sys.stderr)
 
 

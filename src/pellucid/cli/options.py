@@ -21,9 +21,14 @@ Model = Annotated[
         help="Name, org/repo[:QUANT], .gguf file or folder; pulled on first use",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads; default: all cores this process may use", min=1)]
-Ctx = Annotated[int | None, typer.Option(help="Longest sequence in tokens; default: the model's, at most 4096", min=16)]
-KV = Annotated[str, typer.Option(help="Format of the KV cache: f16 or q8_0")]
+Threads = Annotated[
+    int | None, typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1)
+]
+Ctx = Annotated[
+    int | None,
+    typer.Option(envvar="PELLUCID_CTX", help="Longest sequence in tokens; default: the model's, at most 4096", min=16),
+]
+KV = Annotated[str, typer.Option(envvar="PELLUCID_KV", help="Format of the KV cache: f16 or q8_0")]
 System = Annotated[str | None, typer.Option(help="System message for the model")]
 MaxTokens = Annotated[
     int | None, typer.Option(help="Longest answer in tokens; default: 512, or what the context leaves", min=1)

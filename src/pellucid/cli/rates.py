@@ -23,9 +23,16 @@ RATES = "tokens|depth|streams|threads|kv|tok/s|spread|ms/step|GB/s|int8 GOPS|roo
 TIMES = "calls|run ms|barrier ms|share|MB|GB/s|GOPS"
 
 
+class _Console(Console):
+    """A console that leaves a broken pipe to the command line; rich would make exit code 1 of it."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show(cells: list[Cell]) -> None:
     """Print the cells, then the profiles they have."""
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, emoji=False, markup=False)
+    console = _Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, emoji=False, markup=False)
     if not cells:
         console.print("nothing was measured")
         return

@@ -61,7 +61,7 @@ def run(
         stop=stop,
         logprobs=logprobs,
     )
-    text = read_argument(prompt, 'pellucid run "What is gravity?"')
+    text = read_argument(prompt, 'pellucid run "What is gravity?"', chomp=True)
     started = time.perf_counter()
     with options.load(model, threads, ctx, kv) as llm:
         loaded = time.perf_counter()
@@ -69,12 +69,17 @@ def run(
         limit = max_tokens if max_tokens is not None else llm.room(len(ids))
         first: float | None = None
         result: RequestOutput | None = None
-        with closing(llm.stream(ids, replace(params, max_tokens=limit))) as stream:
-            for chunk in stream:
-                first = time.perf_counter() if first is None else first
-                result = chunk.request
-                if not as_json:
-                    write(chunk)
+        try:
+            with closing(llm.stream(ids, replace(params, max_tokens=limit))) as stream:
+                for chunk in stream:
+                    first = time.perf_counter() if first is None else first
+                    result = chunk.request
+                    if not as_json:
+                        write(chunk)
+        except KeyboardInterrupt:
+            if first is not None and sys.stdout.isatty():
+                print(flush=True)  # the shell's prompt begins on a line of its own
+            raise
         ended = time.perf_counter()
     if result is None:
         return
@@ -122,11 +127,13 @@ def _ending(result: RequestOutput) -> str:
 
 def _tokens(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
     if raw:
+        llm.check_text(text)
         return llm.tokenize(text)
     if llm.template.source is None:
         if system is not None:
             raise ConfigError(f"{llm.name} has no chat template, so --system cannot be given to it")
         print(f"note: {llm.name} has no chat template; the prompt is continued as raw text", file=sys.stderr)
+        llm.check_text(text)
         return llm.tokenize(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return llm.tokenize_chat([*messages, {"role": "user", "content": text}])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pellucid.cli import options
-from pellucid.cli.inputs import read_file
+from pellucid.cli.inputs import apart, read_file
 from pellucid.errors import RequestError
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def score(
         )
     text = read_file(file)
     with options.load(model, threads, max(chunk, 16), kv, prefix_cache=False) as llm:
-        ids = llm.tokenize(text)
+        ids = apart(lambda: llm.tokenize(text))
         if len(ids) < 2:
-            raise RequestError(f"the text is {len(ids)} tokens long; it takes two to score one")
+            raise RequestError(f"the text is {len(ids)} token{'s' * (len(ids) != 1)} long; it takes two to score one")
         cut = windows(len(ids), chunk, stride, context)
         began = time.perf_counter()
         with _bar(len(cut)) as tick:
@@ -108,10 +108,17 @@ def score(
         print(json.dumps(result))
         return
     print(f"perplexity {perplexity:.4f} ± {perplexity * spread:.4f}  ({mean:.4f} nats a token)")
-    print(
-        f"{len(losses)} of {len(ids)} tokens scored, {len(cut)} windows of {chunk}, one every {stride}, after {context}"
-    )
+    print(f"{len(losses)} of {len(ids)} tokens scored, {_cut(len(ids), len(cut), chunk, stride, context)}")
     print(f"{computed / elapsed:.0f} tokens/s, {elapsed:.1f} s")
+
+
+def _cut(tokens: int, windows: int, chunk: int, stride: int, context: int) -> str:
+    """How the text was cut, in words."""
+    if tokens < chunk:
+        return "all in one window"
+    if windows == 1:
+        return f"one window of {chunk}, after its first {context + 1}"
+    return f"{windows} windows of {chunk}, one every {stride}, each after its first {context + 1}"
 
 
 def _losses(llm: LLM, ids: list[int], cut: list[Window], tick: Callable[[float], None]) -> Iterator[float]:

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from pellucid.models.registry import NamedModel
     from pellucid.models.spec import ModelSpec
     from pellucid.models.store import Entry
+    from pellucid.models.tokens import TokenizerSource
 
 PARTS = {"embed": "embedding", "unembed": "unembedding", "attn": "attention", "mlp": "feed-forward"}
 """Piece of a canonical name → part of the model; what has none of them is a norm."""
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="Name, org/repo[:QUANT], .gguf file or folder")] = options.DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Argument(envvar="PELLUCID_MODEL", help="Name, org/repo[:QUANT], .gguf file or folder")
+    ] = options.DEFAULT_MODEL,
     ctx: Annotated[int | None, typer.Option(help="Tokens to plan memory for; default: at most 4096", min=1)] = None,
     template: Annotated[
         bool, typer.Option("--template", help="Print the whole chat template and nothing else")
@@ -114,9 +117,10 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
             "kind": tokens.kind,
             "pre": tokens.pre or None,
             "bos": tokens.bos_id,
+            "bos_text": _piece(tokens, tokens.bos_id),
             "eos": tokens.eos_id,
             "ends": list(tokens.eot_ids),
-            "ends_text": [tokens.pieces[i] if i < len(tokens.pieces) else None for i in tokens.eot_ids],
+            "ends_text": [_piece(tokens, i) for i in tokens.eot_ids],
             "adds_bos": tokens.add_bos,
         },
         "template": tokens.chat_template,
@@ -127,6 +131,14 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
             "total": {name: checkpoint.nbytes + per * tokens_planned for name, per in kv.items()},
         },
     }
+
+
+def _piece(tokens: TokenizerSource, id: int | None) -> str | None:
+    return tokens.pieces[id] if id is not None and id < len(tokens.pieces) else None
+
+
+def _named(id: int | None, piece: str | None) -> str:
+    return f"{piece} ({id})" if piece else str(id)
 
 
 def kv_bytes(spec: ModelSpec, name: str) -> int:
@@ -150,8 +162,8 @@ def _print(about: dict[str, Any], path: Path) -> None:
     parameters = dict(about["parameters"])
     total = parameters.pop("total")
     shares = ", ".join(f"{part} {100 * n / total:.0f} %" for part, n in parameters.items() if n / total >= 0.005)
-    ends = ", ".join(f"{p} ({i})" if p else str(i) for i, p in zip(tokens["ends"], tokens["ends_text"], strict=True))
-    first = f"begins with {tokens['bos']}" if tokens["adds_bos"] else "no BOS"
+    ends = ", ".join(map(_named, tokens["ends"], tokens["ends_text"]))
+    first = f"begins with {_named(tokens['bos'], tokens['bos_text'])}" if tokens["adds_bos"] else "no BOS"
     layout.facts(
         [
             ("family", about["family"]),

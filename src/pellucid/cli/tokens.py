@@ -6,12 +6,13 @@ Law: only the vocabulary is read, never the weights. Control tokens are told fro
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pellucid.cli import options
-from pellucid.cli.inputs import read_argument, visible
+from pellucid.cli import layout, options
+from pellucid.cli.inputs import apart, read_argument, visible
 from pellucid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pellucid.text.tokenizer import TokenInfo, Tokenizer
 
 MARK = "◆"
-_COLOURS = ("cyan", "green", "yellow", "blue")
+_CONTROL = "1;35"
+_COLOURS = ("36", "32", "33", "34")
 
 
 def tokens(
@@ -45,9 +47,9 @@ def tokens(
         source = checkpoint.tokenizer
         tokenizer = Tokenizer.from_source(source)
         if chat:
-            shown, infos = _of_chat(tokenizer, source, given, system)
+            shown, infos = apart(lambda: _of_chat(tokenizer, source, given, system))
         else:
-            shown, infos = given, tokenizer.explain(given, parse_special=special)
+            shown, infos = given, apart(lambda: tokenizer.explain(given, parse_special=special))
     if as_json:
         print(json.dumps(_as_dict(model, shown, infos), ensure_ascii=False))
     else:
@@ -67,14 +69,12 @@ def _of_chat(
     messages = [{"role": "system", "content": system}] if system is not None else []
     rendered = template.render([*messages, {"role": "user", "content": text}])
     infos: list[TokenInfo] = []
-    before = b""
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    end = 0
     for id in encode_rendered(tokenizer, rendered):
-        after = before + tokenizer.token_bytes(id)
-        start, end = (len(part.decode("utf-8", "ignore")) for part in (before, after))
-        infos.append(
-            TokenInfo(id, tokenizer.token_text(id), after[len(before) :], (start, end), tokenizer.is_special(id), ())
-        )
-        before = after
+        data = tokenizer.token_bytes(id)
+        start, end = end, end + len(decoder.decode(data))
+        infos.append(TokenInfo(id, tokenizer.token_text(id), data, (start, end), tokenizer.is_special(id), ()))
     return rendered.text, infos
 
 
@@ -99,45 +99,54 @@ def _as_dict(model: str, text: str, infos: list[TokenInfo]) -> dict[str, Any]:
 
 
 def _print(text: str, infos: list[TokenInfo]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, justify in (("#", "right"), ("id", "right"), ("", "left"), ("piece", "left"), ("bytes", "left")):
-        table.add_column(name, justify=justify, no_wrap=name != "bytes")  # type: ignore[arg-type]
-    table.add_column("at", no_wrap=True)
-    merged = any(info.merges for info in infos)
-    if merged:
-        table.add_column("merges")
-    line = Text()
+    pieces: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    styles: list[str] = []
     for place, info in enumerate(infos):
-        style = "bold magenta" if info.special else _COLOURS[place % len(_COLOURS)]
         mark = MARK if info.special else ""
+        styles.append(_CONTROL if info.special else _COLOURS[place % len(_COLOURS)])
+        pieces.append(layout.styled(mark + on_one_line(info.bytes.decode("utf-8", "backslashreplace")), styles[-1]))
         added = info.special and info.offsets == (0, 0)
-        cells = [
-            str(place),
-            str(info.id),
-            Text(mark, style),
-            Text(on_one_line(info.piece), style),
-            info.bytes.hex(" "),
-            "added" if added else f"{info.offsets[0]}–{info.offsets[1]}",
-            Text("  ".join(f"{on_one_line(m.left)}·{on_one_line(m.right)}" for m in info.merges), "dim"),
-        ]
-        table.add_row(*cells[: 7 if merged else 6])
-        piece = info.bytes.decode("utf-8", "backslashreplace")
-        line.append(f"{mark}{on_one_line(piece)}" if info.special else on_one_line(piece), style)
-        line.append("│", "dim")
-    line.right_crop(1)
-    console.print(line, soft_wrap=True)
-    console.print()
-    console.print(table)
-    console.print()
+        rows.append(
+            (
+                str(place),
+                str(info.id),
+                mark,
+                on_one_line(info.piece),
+                info.bytes.hex(" "),
+                "added" if added else f"{info.offsets[0]}–{info.offsets[1]}",
+                "  ".join(f"{on_one_line(m.left)}·{on_one_line(m.right)}" for m in info.merges),
+            )
+        )
+    print(layout.styled("│", layout.DIM).join(pieces))
+    print()
+    _print_rows(rows, styles)
+    print()
     control = sum(info.special for info in infos)
     size = len(text.encode())
     summary = f"{_count(len(infos), 'token')}, {_count(len(text), 'character')}, {_count(size, 'byte')}"
-    console.print(f"{summary}; {MARK} {_count(control, 'control token')}" if control else summary)
+    print(f"{summary}; {MARK} {_count(control, 'control token')}" if control else summary)
+
+
+def _print_rows(rows: list[tuple[str, ...]], styles: list[str]) -> None:
+    """Columns as wide as their widest cell. Written here, for a text may have a hundred thousand tokens."""
+    from rich.cells import cell_len
+
+    header = ("#", "id", "", "piece", "bytes", "at", "merges" if any(row[6] for row in rows) else "")
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    mark, piece = 2, 3
+
+    def line(row: tuple[str, ...], style: str) -> str:
+        cells: list[str] = []
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            pad = " " * (width - cell_len(cell))
+            shown = layout.styled(cell, style) if place in (mark, piece) and style else cell
+            cells.append(pad + shown if place < mark else shown + pad)
+        return "  ".join(cells).rstrip()
+
+    print(layout.styled(line(header, ""), layout.BOLD))
+    for row, style in zip(rows, styles, strict=True):
+        print(line(row, style))
 
 
 def on_one_line(text: str) -> str:

@@ -80,8 +80,10 @@ def parse(text: str) -> Source:
         return _remote(text)
     path = Path(text).expanduser()
     try:
-        if path.exists():
+        if path.is_file() or path.is_dir():
             return PathSource(path)
+        if path.exists():
+            raise ModelNotFoundError(f"{text} is not a regular file; give a .gguf file or a model folder")
     except (OSError, ValueError):  # too long, or holds a NUL: no path
         pass
     if text.startswith(("/", "./", "../", "~")) or "\\" in text:

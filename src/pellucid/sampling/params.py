@@ -6,7 +6,7 @@ Law: a value that exists is a value that can be served. Everything is checked he
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
@@ -86,6 +86,9 @@ class SamplingParams:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 whole(name, value, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name}={getattr(self, name)!r} is not True or False", param=name)
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
@@ -117,11 +120,17 @@ def whole(name: str, value: Any, low: int, high: int) -> None:
         raise RequestError(f"{name}={value} is out of range; give {low} to {high}", param=name)
 
 
+def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | Mapping):
+        raise RequestError(f"{name}={value!r} is not {wanted}", param=name)
+    return tuple(cast("Iterable[Any]", value))
+
+
 def stop_strings(value: Any) -> tuple[str, ...]:
     """Return the stop strings as a tuple; a single string is one, None is none."""
     if value is None:
         return ()
-    strings: tuple[Any, ...] = (value,) if isinstance(value, str) else tuple(value)
+    strings = (value,) if isinstance(value, str) else _items("stop", value, "a string or a list of strings")
     if len(strings) > MAX_STOPS:
         raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOPS} are served", param="stop")
     for text in strings:
@@ -129,12 +138,14 @@ def stop_strings(value: Any) -> tuple[str, ...]:
             raise RequestError("stop must be strings that are not empty", param="stop")
         if len(text) > MAX_STOP_LENGTH:
             raise RequestError(f"a stop string is longer than {MAX_STOP_LENGTH} characters", param="stop")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise RequestError(f"the stop string {text!r} is not valid Unicode", param="stop")
     return strings
 
 
 def stop_ids(value: Any) -> tuple[int, ...]:
     """Return the stop ids as a tuple; None is none."""
-    ids: tuple[Any, ...] = () if value is None else tuple(value)
+    ids = () if value is None else _items("stop_token_ids", value, "a list of token ids")
     if len(ids) > MAX_BIASES:
         raise RequestError(
             f"stop_token_ids has {len(ids)} ids; at most {MAX_BIASES} are served", param="stop_token_ids"
@@ -146,7 +157,9 @@ def stop_ids(value: Any) -> tuple[int, ...]:
 
 def biases(value: Any) -> Mapping[int, float]:
     """Return a read-only map of token id to bias; ids may be decimal strings, as in JSON. None is empty."""
-    items: dict[Any, Any] = {} if value is None else dict(value)
+    if value is not None and not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias={value!r} is not a mapping of token ids to numbers", param="logit_bias")
+    items: dict[Any, Any] = dict(cast("Mapping[Any, Any]", value or {}))
     if len(items) > MAX_BIASES:
         raise RequestError(f"logit_bias has {len(items)} entries; at most {MAX_BIASES} are served", param="logit_bias")
     result: dict[int, float] = {}

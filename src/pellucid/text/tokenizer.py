@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from pellucid.errors import RequestError
+from pellucid.errors import ContextLengthError, RequestError
 from pellucid.models.tokens import TokenizerSource
 from pellucid.text.merges import Merge, MergeTable
 from pellucid.text.vocab import SPACE, Added, Vocabulary, build_vocabulary
@@ -79,6 +80,25 @@ class Tokenizer:
     def prefix(self) -> tuple[int, ...]:
         """Ids that `encode` puts before a text (its BOS)."""
         return self._vocabulary.prefix
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest piece of the vocabulary, as it is spelled: no token adds more to a text."""
+        return max(len(self.token_text(token).encode()) for token in range(self.vocab_size))
+
+    def check_fits(self, text: str, context: int) -> None:
+        """Raise ContextLengthError for a text that cannot fit so many tokens; it need not be encoded then.
+
+        A token covers no more bytes than the longest piece has; composing characters (NFC) leaves a third of them or
+        more.
+        """
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > 16 * context and size > 3 * self.longest_piece * context:
+            raise ContextLengthError(
+                f"This model's maximum context length is {context} tokens. However, your prompt has {size} bytes. "
+                "Please reduce the length of the prompt.",
+                param="prompt",
+            )
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of a text.
