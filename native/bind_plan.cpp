@@ -29,9 +29,11 @@ struct KvStore {
   KvStore(const std::string& format, int layers, int pages, int page_size, int kv_heads, int d_head) {
     layout.format = format == "q8_0" ? KvFormat::q8_0 : KvFormat::f16;
     if (format != "f16" && format != "q8_0") throw nb::value_error("KV format must be f16 or q8_0");
-    if (layers < 1 || pages < 1 || kv_heads < 1 || d_head < 1 || page_size < kKeyGroup || page_size % kKeyGroup)
+    if (layers < 1 || pages < 1 || kv_heads < 1 || d_head < 1 || page_size < kKeyGroup ||
+        page_size % kKeyGroup)
       throw nb::value_error("KV sizes must be positive, page_size a multiple of 16");
-    if (layout.format == KvFormat::q8_0 && d_head % 32) throw nb::value_error("q8_0 needs heads of a multiple of 32 values");
+    if (layout.format == KvFormat::q8_0 && d_head % 32)
+      throw nb::value_error("q8_0 needs heads of a multiple of 32 values");
     layout.layers = layers;
     layout.pages = pages;
     layout.page_size = page_size;
@@ -49,12 +51,12 @@ struct BoundPlan {
   std::vector<const float*> constants;
   Plan plan;
 
-  BoundPlan(nb::object pool_, nb::object kv_, const std::string& isa, int heads, int vocab, int context, int max_rows,
-            int64_t arena_row_bytes)
+  BoundPlan(nb::object pool_, nb::object kv_, const std::string& isa, int heads, int vocab, int context,
+            int max_rows, int64_t arena_row_bytes)
       : pool(pool_),
         kv(kv_),
-        plan(nb::cast<Pool&>(pool_), isa.empty() ? kernels() : named(isa), nb::cast<KvStore&>(kv_).layout, heads, vocab,
-             context, max_rows, arena_row_bytes) {}
+        plan(nb::cast<Pool&>(pool_), isa.empty() ? kernels() : named(isa), nb::cast<KvStore&>(kv_).layout,
+             heads, vocab, context, max_rows, arena_row_bytes) {}
 
   static const Kernels& named(const std::string& isa) {
     const Kernels* k = kernels_for(isa.c_str());
@@ -93,8 +95,8 @@ void bind_plan(nb::module_& m) {
   nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
 
   nb::class_<KvStore>(m, "KvStore")
-      .def(nb::init<const std::string&, int, int, int, int, int>(), "format"_a, "layers"_a, "pages"_a, "page_size"_a,
-           "kv_heads"_a, "d_head"_a)
+      .def(nb::init<const std::string&, int, int, int, int, int>(), "format"_a, "layers"_a, "pages"_a,
+           "page_size"_a, "kv_heads"_a, "d_head"_a)
       .def_prop_ro("nbytes", [](const KvStore& s) { return s.layout.layers * s.layout.layer_bytes(); })
       .def_prop_ro("page_bytes", [](const KvStore& s) { return s.layout.layers * s.layout.page_bytes(); })
       .def(
@@ -103,7 +105,8 @@ void bind_plan(nb::module_& m) {
             if (layer < 0 || layer >= s.layout.layers || page < 0 || page >= s.layout.pages)
               throw nb::index_error("no such page");
             const size_t shape[1] = {static_cast<size_t>(s.layout.page_bytes())};
-            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.layout.k(layer, page, 0), 1, shape, nb::find(s));
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(s.layout.k(layer, page, 0), 1, shape,
+                                                                      nb::find(s));
           },
           "layer"_a, "page"_a, nb::rv_policy::reference_internal);
 

@@ -18,16 +18,25 @@ int64_t now() {
 
 }  // namespace
 
-Plan::Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int vocab, int context, int max_rows,
-           int64_t arena_row_bytes)
-    : pool_(pool), kernels_(table), kv_(kv), heads_(heads), vocab_(vocab), context_(context), max_rows_(max_rows) {
-  if (kv.kv_heads < 1 || heads < 1 || heads % kv.kv_heads) refuse("plan: heads must be a multiple of kv_heads");
-  if (kv.d_head > kMaxHead) refuse("plan: heads of more than " + std::to_string(kMaxHead) + " values are not supported");
+Plan::Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int vocab, int context,
+           int max_rows, int64_t arena_row_bytes)
+    : pool_(pool),
+      kernels_(table),
+      kv_(kv),
+      heads_(heads),
+      vocab_(vocab),
+      context_(context),
+      max_rows_(max_rows) {
+  if (kv.kv_heads < 1 || heads < 1 || heads % kv.kv_heads)
+    refuse("plan: heads must be a multiple of kv_heads");
+  if (kv.d_head > kMaxHead)
+    refuse("plan: heads of more than " + std::to_string(kMaxHead) + " values are not supported");
   if (vocab < 1 || context < 1 || max_rows < 1 || arena_row_bytes < 0) refuse("plan: sizes must be positive");
   arena_ = AlignedBuffer(static_cast<size_t>(arena_row_bytes) * static_cast<size_t>(max_rows));
   const int64_t items = int64_t{kSpreadBelow} * pool.threads();
   const int64_t chunks = (context + kChunk - 1) / kChunk;
-  partials_ = AlignedBuffer(static_cast<size_t>(items * chunks * kMaxQueries * (kv.d_head + 2)) * sizeof(float));
+  partials_ =
+      AlignedBuffer(static_cast<size_t>(items * chunks * kMaxQueries * (kv.d_head + 2)) * sizeof(float));
 }
 
 int Plan::slot(int64_t offset, int64_t row_bytes) {
@@ -41,19 +50,24 @@ const float* Plan::constant(std::vector<float> values) {
 }
 
 void Plan::check(const Step& s) const {
-  if (s.rows < 1 || s.rows > max_rows_) refuse("step: " + std::to_string(s.rows) + " rows; a plan takes 1 to " + std::to_string(max_rows_));
-  if (s.seqs < 1 || s.seq_starts[0] != 0 || s.seq_starts[s.seqs] != s.rows) refuse("step: seq_starts do not cover the rows");
+  if (s.rows < 1 || s.rows > max_rows_)
+    refuse("step: " + std::to_string(s.rows) + " rows; a plan takes 1 to " + std::to_string(max_rows_));
+  if (s.seqs < 1 || s.seq_starts[0] != 0 || s.seq_starts[s.seqs] != s.rows)
+    refuse("step: seq_starts do not cover the rows");
   for (int i = 0; i < s.rows; ++i) {
-    if (s.tokens[i] < 0 || s.tokens[i] >= vocab_) refuse("step: token " + std::to_string(s.tokens[i]) + " is not in the vocabulary");
+    if (s.tokens[i] < 0 || s.tokens[i] >= vocab_)
+      refuse("step: token " + std::to_string(s.tokens[i]) + " is not in the vocabulary");
   }
   for (int q = 0; q < s.seqs; ++q) {
     const int first = s.seq_starts[q], end = s.seq_starts[q + 1];
     if (end <= first) refuse("step: sequence " + std::to_string(q) + " has no rows");
     const int start = s.positions[first], last = s.positions[end - 1];
     for (int i = first; i < end; ++i) {
-      if (s.positions[i] != start + (i - first)) refuse("step: positions of a sequence must ascend without gaps");
+      if (s.positions[i] != start + (i - first))
+        refuse("step: positions of a sequence must ascend without gaps");
     }
-    if (start < 0 || last >= context_) refuse("step: position " + std::to_string(last) + " is outside the context");
+    if (start < 0 || last >= context_)
+      refuse("step: position " + std::to_string(last) + " is outside the context");
     if (last / kv_.page_size >= s.table_width) refuse("step: a page table is too short");
     for (int p = 0; p <= last / kv_.page_size; ++p) {
       const int page = s.page_tables[int64_t{q} * s.table_width + p];

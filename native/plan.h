@@ -1,6 +1,7 @@
 // A plan: the ops of a model, lowered once, walked by a pool of threads in one call a step.
-// Law: the list is fixed when the plan is built; a step brings rows, never choices. Between two ops all threads meet. How
-// work is split over threads changes no bit, since every output is computed whole by one thread in a stated order.
+// Law: the list is fixed when the plan is built; a step brings rows, never choices. Between two ops all
+// threads meet. How work is split over threads changes no bit, since every output is computed whole by one
+// thread in a stated order.
 #pragma once
 
 #include <cstdint>
@@ -108,8 +109,8 @@ struct SelectOp {
   int out, x, n;
   void run(const Frame& f, int thread) const;
 };
-using PlanOp = std::variant<EmbedOp, NormOp, MultiplyOp, QuantizeOp, LinearOp, RopeOp, StoreOp, AttentionOp, GluOp, AddOp,
-                            SelectOp>;
+using PlanOp = std::variant<EmbedOp, NormOp, MultiplyOp, QuantizeOp, LinearOp, RopeOp, StoreOp, AttentionOp,
+                            GluOp, AddOp, SelectOp>;
 
 class Plan {
  public:
@@ -166,7 +167,9 @@ struct Frame {
   Frame(Plan& plan, const Step& step);
 
   int count(bool selected) const { return selected ? step.wanted : step.rows; }
-  int64_t stride(int slot) const { return slot == kResult ? int64_t{4} * vocab : slots[static_cast<size_t>(slot)].stride; }
+  int64_t stride(int slot) const {
+    return slot == kResult ? int64_t{4} * vocab : slots[static_cast<size_t>(slot)].stride;
+  }
   uint8_t* bytes(int slot, int row) const {
     if (slot == kResult) return reinterpret_cast<uint8_t*>(step.logits + int64_t{row} * vocab);
     const Slot& s = slots[static_cast<size_t>(slot)];
@@ -175,7 +178,8 @@ struct Frame {
   float* floats(int slot, int row) const { return reinterpret_cast<float*>(bytes(slot, row)); }
 };
 
-constexpr int kSpreadBelow = 4;  // attention spreads chunks over threads when items are fewer than this a thread
+constexpr int kSpreadBelow =
+    4;  // attention spreads chunks over threads when items are fewer than this a thread
 
 // Query rows of a tile, and the sets of at most kMaxQueries heads of one KV head that attend in turn.
 constexpr int tile_rows(int group) { return group >= kMaxQueries ? 1 : kMaxQueries / group; }

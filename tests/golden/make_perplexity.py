@@ -117,7 +117,11 @@ def main() -> None:
                 sums.append(-float(logprobs[np.arange(CHUNK - FIRST), chunk[FIRST:]].sum()))
         perplexity = float(np.exp(np.sum(sums) / (len(sums) * (CHUNK - FIRST))))
         path = HERE / "perplexity.json"
-        out = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"method": " ".join(__doc__.split("\n\n")[2].split())}
+        out = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.exists()
+            else {"method": " ".join(__doc__.split("\n\n")[2].split())}
+        )
         model = out.setdefault("models", {}).setdefault(name, {})
         model |= {"file": hf.FILES[name], "chunks": len(sums), "scored": len(sums) * (CHUNK - FIRST)}
         model[engine] = {
