@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,9 @@ def test_a_lock_is_held_by_one_and_leaves_nothing(store_home: Path) -> None:
                 with guard:
                     holders -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as pool:
+        for worker in [pool.submit(work) for _ in range(4)]:
+            worker.result()
     assert most == 1 and waits
     assert not list(store.root().iterdir())
 

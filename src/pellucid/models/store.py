@@ -255,7 +255,7 @@ def _locked(path: Path, waiting: Callable[[], None] | None) -> TextIO:
 def _make(folder: Path) -> None:
     """Make a folder and those above it, although another process may delete the empty ones of them meanwhile."""
     for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # gone, or there and then gone
             folder.mkdir(parents=True, exist_ok=True)
             return
     folder.mkdir(parents=True, exist_ok=True)
