@@ -145,6 +145,8 @@ def test_what_does_not_fit_is_told(device: CpuDevice) -> None:
         measure.config_for(Settings(depths=(1 << 19,), streams=(4096,)), device, 1 << 20, 1, "f16")
     got = measure.config_for(Settings(prompts=(), streams=()), device, 1024, 1, "q8_0")
     assert isinstance(got, EngineConfig) and got.ctx == 16
+    got = measure.config_for(Settings(prompts=(), streams=(), ctx=1000), device, 1024, 1, "f16")
+    assert got.ctx == 1000 and got.kv_pages == 63
 
 
 def test_json_of_a_real_model(cli: Cli, smollm2_path: Path) -> None:
@@ -195,12 +197,30 @@ def test_table_and_interruption(cli: Cli, smollm2_path: Path, monkeypatch: pytes
     assert [c["kind"] for c in result["cells"]] == ["prefill", "decode"]
 
 
+def test_the_environment_sets_what_other_commands_take_from_it(
+    cli: Cli, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("bench", str(smollm2_path), "--prompts", "16", "--streams", "0", "--repeat", "1", "--json")
+    monkeypatch.setenv("PELLUCID_THREADS", "2")
+    monkeypatch.setenv("PELLUCID_KV", "q8_0")
+    monkeypatch.setenv("PELLUCID_CTX", "128")
+    settings = json.loads(cli(*args).out)["settings"]
+    assert (settings["threads"], settings["kv"], settings["ctx"]) == ([2], ["q8_0"], 128)
+    settings = json.loads(cli(*args, "--threads", "1", "--kv", "f16", "--ctx", "64").out)["settings"]
+    assert (settings["threads"], settings["kv"], settings["ctx"]) == ([1], ["f16"], 64)
+    monkeypatch.setenv("PELLUCID_THREADS", "many")
+    got = cli(*args)
+    assert got.code == 2 and "'many' is not a whole number" in got.err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("--prompts", "12,x"), "--prompts 12,x: 'x' is not a whole number"),
         (("--threads", "0"), "--threads 0: 0 is out of range; give 1 to 256"),
         (("--kv", "f8"), "kv='f8' is not a KV-cache format; choose f16 or q8_0"),
+        (("--ctx", "500"), "--ctx 500 is out of range; give 513"),
+        (("--ctx", "9000"), "to 8192, the model's context"),
         (("--depths", "9000"), "takes 9131 tokens and the model's context is 8192"),
     ],
 )

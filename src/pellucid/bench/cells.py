@@ -52,6 +52,8 @@ class Settings:
     """Tokens that each stream decodes in one repetition."""
     repeat: int = 5
     warmup: int = 1
+    ctx: int | None = None
+    """Longest sequence in tokens; None: as long as the cases take."""
 
     def cases(self, threads: int, kv: str) -> list[Case]:
         """The cases of one device."""

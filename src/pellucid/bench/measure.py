@@ -69,6 +69,14 @@ def config_for(settings: Settings, device: CpuDevice, model_context: int, thread
             f"a prompt, or a depth with what is decoded, takes {longest} tokens and the model's context is "
             f"{model_context}; give smaller --prompts, --depths or --generate"
         )
+    if settings.ctx is not None:
+        if not longest <= settings.ctx <= model_context:
+            raise RequestError(
+                f"--ctx {settings.ctx} is out of range; give {longest}, which a prompt or a depth with what is decoded "
+                f"takes, to {model_context}, the model's context"
+            )
+        longest = settings.ctx
+        pages = max(pages, -(-longest // base.page_size))
     g = device.geometry
     need = pages * KVGeometry(kv, g.layers, base.page_size, g.kv_heads, g.d_head).bytes_per_page
     if need > available_memory():

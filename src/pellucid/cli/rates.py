@@ -14,12 +14,14 @@ from rich.table import Table
 from pellucid.cli.inputs import visible
 
 if TYPE_CHECKING:
+    from pellucid.bench.attention import Row
     from pellucid.bench.cells import Cell
     from pellucid.bench.profile import Line, Profile
 
 WIDE = 160
 """Columns of a table that goes into a pipe."""
 RATES = "tokens|depth|streams|threads|kv|tok/s|spread|ms/step|GB/s|int8 GOPS|roofline|share|bound"
+ATTENTION = "N|textbook MB|pellucid MB|ratio|textbook ms|pellucid ms|speed-up|largest difference"
 TIMES = "calls|run ms|barrier ms|share|MB|GB/s|GOPS"
 
 
@@ -32,7 +34,7 @@ class _Console(Console):
 
 def show(cells: list[Cell]) -> None:
     """Print the cells, then the profiles they have."""
-    console = _Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, emoji=False, markup=False)
+    console = _console()
     if not cells:
         console.print("nothing was measured")
         return
@@ -44,6 +46,40 @@ def show(cells: list[Cell]) -> None:
     for cell in cells:
         if cell.profile is not None:
             _show_profile(console, str(cell.case), cell.profile)
+
+
+def show_attention(rows: list[Row], title: str) -> None:
+    """Print textbook attention beside the engine's."""
+    console = _console()
+    if not rows:
+        console.print("nothing was measured")
+        return
+    table = _table("", ATTENTION)
+    for row in rows:
+        ours = [f"{row.paged.peak / 1e6:.1f}", f"{1e3 * row.paged.time:.2f}"]
+        if row.textbook is None:
+            table.add_row(str(row.tokens), "", ours[0], "", "", ours[1], "", "")
+            continue
+        theirs, facts = row.textbook, (row.textbook.peak / max(1, row.paged.peak), row.textbook.time / row.paged.time)
+        table.add_row(
+            str(row.tokens),
+            f"{theirs.peak / 1e6:.1f}",
+            ours[0],
+            f"{facts[0]:.1f} x",
+            f"{1e3 * theirs.time:.2f}",
+            ours[1],
+            f"{facts[1]:.1f} x",
+            f"{row.difference:.1e}",
+        )
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"{row.tokens} tokens, textbook: {row.note}.")
+    console.print(f"Attention alone, causal: {title}. MB is peak memory beyond the inputs.", style="dim")
+
+
+def _console() -> Console:
+    return _Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, emoji=False, markup=False)
 
 
 def _table(left: str, right: str) -> Table:
