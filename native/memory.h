@@ -1,4 +1,6 @@
-// Large anonymous memory, zeroed, on 2 MiB bounds and in huge pages where the system gives them.
+// Large anonymous memory, zeroed, on 2 MiB bounds and in huge pages where the system gives them. For tests:
+// with PELLUCID_GUARD_PAGES in the environment every buffer, rounded up to 64 bytes, ends where a page begins
+// that may not be touched.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +24,8 @@ class AlignedBuffer {
   size_t size() const { return size_; }
 
  private:
+  void map_guarded(size_t page);
+
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
   void* base_ = nullptr;  // what was mapped

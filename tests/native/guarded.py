@@ -17,15 +17,15 @@ from pellucid.formats import FORMATS
 def main() -> None:
     for isa in ISAS:
         for name in NAMES:
-            cols = 2 * FORMATS[name].block if FORMATS[name].block > 1 else 7
-            for rows in (1, 17, 32):
+            block = FORMATS[name].block
+            for rows, cols in ((1, 2 * block), (17, 7 * block), (32, 2 * block), (49, block)):
                 data = weights(name, rows, cols)
                 matrix = packed(name, data, cols)
-                for tokens in (1, 3, 8, 11):
+                for tokens in (1, 3, 8, 11, 33):
                     x = activations(tokens, cols)
                     want = matrix.linear(x, x[0, :1].repeat(rows), np.ones((tokens, rows), np.float32), isa)
                     for front in (False, True):
-                        if FORMATS[name].block > 1:
+                        if block > 1:
                             _core.quantize(Guarded.copy(x, front), isa)
                         out = Guarded.copy(np.zeros((tokens, rows), np.float32), front)
                         _core.linear(

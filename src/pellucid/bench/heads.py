@@ -115,10 +115,10 @@ class PagedAttention:
         z, out = Value("z", q.shape), Value("out", q.shape)
         graph = Graph(
             (
-                *(Embed(value, value.name, 1.0) for value in (q, k, v)),
-                StoreKV(0, k, v),
-                Attention(z, q, 0, task.kv_heads, task.scale, 0),
-                SelectRows(out, z),
+                *(Embed(out=value, table=value.name, scale=1.0) for value in (q, k, v)),
+                StoreKV(layer=0, k=k, v=v),
+                Attention(out=z, q=q, layer=0, kv_heads=task.kv_heads, scale=task.scale, window=0),
+                SelectRows(out=out, x=z),
             ),
             out,
         )
