@@ -14,6 +14,9 @@ from pellucid.devices.base import Batch
 from pellucid.devices.cpu import CpuDevice
 from pellucid.models.decoder import decoder_graph
 
+INT8_TO_FLOAT = 4
+"""int8 products in a vector for one of float32, in which attention is computed."""
+
 
 class Pellucid:
     def __init__(self, model: str, threads: int, length: int, streams: int) -> None:
@@ -36,7 +39,17 @@ class Pellucid:
         peaks = self.meter.measure()
         spans = measured()
         least = sum((self.work.demand(span.rows) for span in spans), NOTHING).seconds(peaks)
-        return {"seconds": spans[-1].ended - spans[0].began, "least": least}
+        attending = sum(
+            self.work.traffic(record, span.rows).ops
+            for span in spans
+            for record in self.work.lowered.records
+            if record.kind == "attention"
+        )
+        return {
+            "seconds": spans[-1].ended - spans[0].began,
+            "least": least,
+            "least_with_attention": least + attending / (peaks.int8 / INT8_TO_FLOAT),
+        }
 
     def nll(self, tokens: list[int], first: int) -> float:
         rows = len(tokens) - 1

@@ -1,6 +1,7 @@
 """Pellucid against its peers: the same file, the same threads, the same token ids, A B A B.
 
-    python benchmarks/peers/peers.py MODEL.gguf [--peers llama.cpp ik_llama.cpp openvino] [--threads 2] [--prompts 512]
+    python benchmarks/peers/peers.py MODEL.gguf [--peers llama.cpp ik_llama.cpp openvino] [--isa avx2] [--threads 2]
+        [--prompts 512 4096]
         [--streams 1 16] [--depths 4096] [--generate 128] [--repeat 5] [--chunks 4]
 
 Law: each peer runs at its best setting, found by a trial of each; a cell counts only where the perplexity of that
@@ -20,20 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import wire
+from cells import best_of, number, percent, ratio_of, share_of, told_of
+from environments import ENVIRONMENTS, python_of, say
+from targets import target_of
 
 import pellucid
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parents[1] / "tests" / "golden"
 RESULTS = HERE.parent / "results"
-HOME = Path(os.environ.get("PELLUCID_PEERS") or Path.home() / ".cache" / "pellucid-peers")
 RIGHT = 0.03
 CHUNK, FIRST = 512, 256
 TRIALS = 2
@@ -42,31 +44,58 @@ Options = dict[str, object]
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A setting of a peer: the environment it runs in, and what its script is told."""
+
+    environment: str
+    options: Options
+
+
+@dataclass(frozen=True)
 class Peer:
-    """An engine: its package, its script, and the settings of which the best is taken."""
+    """An engine: its script, and the settings of which the best is taken."""
 
-    package: str
     script: str
-    variants: dict[str, Options]
-
-    @property
-    def name(self) -> str:
-        """The package without its version."""
-        return self.package.partition("==")[0]
+    variants: dict[str, Variant]
+    avx2: dict[str, Variant] = field(default_factory=dict)
+    """Settings of a build for AVX2 alone, if there is one."""
 
 
-LLAMA_VARIANTS: dict[str, Options] = {
-    f"{'flash' if flash else 'no flash'}, {'repacked' if repack else 'as stored'}": {"flash": flash, "repack": repack}
-    for flash in (True, False)
-    for repack in (True, False)
-}
+def llama_variants(environment: str, build: str = "") -> dict[str, Variant]:
+    """The settings of llama.cpp and its kin."""
+    return {
+        f"{build}{'flash' if flash else 'no flash'}, {'repacked' if repack else 'as stored'}": Variant(
+            environment, {"flash": flash, "repack": repack}
+        )
+        for flash in (True, False)
+        for repack in (True, False)
+    }
+
+
+def without_amx() -> dict[str, Variant]:
+    """llama.cpp built without AMX, where the processor names AMX: whether the system allows its use is not known."""
+    return llama_variants("llama.cpp-avx512", "no AMX, ") if "amx_int8" in _cpuinfo("flags").split() else {}
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith(key))
+    except (OSError, StopIteration):
+        return ""
+
+
 PEERS = {
-    "llama.cpp": Peer("llama-cpp-python==0.3.36", "engine_llama.py", LLAMA_VARIANTS),
-    "ik_llama.cpp": Peer("ik-llama-cpp-python==0.1.5", "engine_llama.py", LLAMA_VARIANTS),
+    "llama.cpp": Peer(
+        "engine_llama.py", llama_variants("llama.cpp") | without_amx(), avx2=llama_variants("llama.cpp-avx2", "AVX2, ")
+    ),
+    "ik_llama.cpp": Peer("engine_llama.py", llama_variants("ik_llama.cpp")),
     "openvino": Peer(
-        "openvino-genai==2026.4.1.0",
         "engine_openvino.py",
-        {"default": {"precision": None, "kv": "f16"}, "f32": {"precision": "f32", "kv": "f16"}},
+        {
+            "default": Variant("openvino", {"precision": None, "kv": "f16"}),
+            "f32": Variant("openvino", {"precision": "f32", "kv": "f16"}),
+        },
     ),
 }
 
@@ -103,10 +132,15 @@ class EngineError(Exception):
 class Process:
     """An engine in a process of its own, with a model open."""
 
-    def __init__(self, python: Path, script: str, options: Options) -> None:
+    def __init__(self, python: Path, script: str, options: Options, environ: dict[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, HERE / script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            [python, HERE / script],
+            env=os.environ | (environ or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
         )
         self._seed = 0
         try:
@@ -189,23 +223,6 @@ def perplexity(nats: float, chunks: int) -> float:
     return math.exp(nats / (chunks * (CHUNK - FIRST)))
 
 
-def python_of(name: str) -> Path:
-    """The interpreter of a peer's own environment, which is made if it is not there."""
-    folder, peer = HOME / name, PEERS[name]
-    python = folder / "bin" / "python"
-    made = folder / "made"
-    if not made.exists() or made.read_text() != peer.package:
-        say(f"{name}: installing {peer.package} into {folder}")
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "numpy", peer.package], check=True)
-        made.write_text(peer.package)
-    return python
-
-
-def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
 @dataclass
 class Trial:
     """One setting of a peer: its perplexity's distance, and a rate for each case it could run."""
@@ -246,18 +263,19 @@ class Comparison:
     def run(self) -> None:
         """Measure all; what is measured stays in `cells`."""
         say(f"pellucid: opening {self.args.model.name}")
-        self.ours = Process(Path(sys.executable), "engine_pellucid.py", self.common)
+        isa = {"PELLUCID_ISA": self.args.isa} if self.args.isa else None
+        self.ours = Process(Path(sys.executable), "engine_pellucid.py", self.common, isa)
         try:
             self.our_off = self.reference.off(self.ours)
-            say(f"pellucid: perplexity {_percent(self.our_off)}")
+            say(f"pellucid: perplexity {percent(self.our_off)}")
             for name in self.args.peers:
                 self._peer(name)
         finally:
             self.ours.close()
 
     def _peer(self, name: str) -> None:
-        python, peer = python_of(name), PEERS[name]
-        trials = self.trials[name] = {v: self._trial(name, python, v, o) for v, o in peer.variants.items()}
+        variants = self._variants(name)
+        trials = self.trials[name] = {v: self._trial(name, v) for v in variants}
         best: dict[str, list[Case]] = {}
         for case in self.cases:
             able = {v: t for v, t in trials.items() if case in t.rates}
@@ -269,7 +287,7 @@ class Comparison:
         for variant, cases in best.items():
             for case in cases:
                 try:
-                    process = Process(python, peer.script, self.common | peer.variants[variant])
+                    process = self._open(name, variant)
                     try:
                         self._cell(name, variant, trials[variant], process, case)
                     finally:
@@ -280,7 +298,14 @@ class Comparison:
                         {"case": str(case), "peer": name, "counts": False, "failed": {variant: str(error)}}
                     )
 
-    def _trial(self, name: str, python: Path, variant: str, options: Options) -> Trial:
+    def _variants(self, name: str) -> dict[str, Variant]:
+        return PEERS[name].avx2 if self.args.isa == "avx2" else PEERS[name].variants
+
+    def _open(self, name: str, variant: str) -> Process:
+        chosen = self._variants(name)[variant]
+        return Process(python_of(chosen.environment), PEERS[name].script, self.common | chosen.options)
+
+    def _trial(self, name: str, variant: str) -> Trial:
         """Try a setting on every case; what crashes in one case is begun anew for the next."""
         trial = Trial()
         process: Process | None = None
@@ -288,7 +313,7 @@ class Comparison:
             for case in [None, *self.cases]:
                 try:
                     if process is None:
-                        process = Process(python, PEERS[name].script, self.common | options)
+                        process = self._open(name, variant)
                     if case is None:
                         trial.off = self.reference.off(process)
                     else:
@@ -308,21 +333,23 @@ class Comparison:
                 process.close()
         if "perplexity" not in trial.failed:
             told = ", ".join(f"{case}: {rate:.1f}" for case, rate in trial.rates.items())
-            say(f"{name} ({variant}): perplexity {_percent(trial.off)}; {told}")
+            say(f"{name} ({variant}): perplexity {percent(trial.off)}; {told}")
         return trial
 
     def _cell(self, name: str, variant: str, trial: Trial, peer: Process, case: Case) -> None:
         a: list[float] = []
         b: list[float] = []
         shares: list[float] = []
-        for number in range(self.args.repeat + 1):
+        with_attention: list[float] = []
+        for turn in range(self.args.repeat + 1):
             seed = self._next()
             ours = self.ours.measure(case, seed, self.ours.vocab)
             theirs = peer.measure(case, seed, self.ours.vocab)
-            if number:  # the first is a warm-up
+            if turn:  # the first is a warm-up
                 a.append(case.tokens / ours["seconds"])
                 b.append(case.tokens / theirs["seconds"])
                 shares.append(ours["least"] / ours["seconds"])
+                with_attention.append(ours["least_with_attention"] / ours["seconds"])
         cell: dict[str, object] = {
             "case": str(case),
             "peer": name,
@@ -333,6 +360,7 @@ class Comparison:
             "theirs": median(b),
             "ratio": median(a) / median(b),
             "share_of_roofline": median(shares),
+            "share_with_attention": median(with_attention),
             "pellucid_values": a,
             "their_values": b,
         }
@@ -344,27 +372,33 @@ class Comparison:
         return self.seed
 
     def table(self) -> str:
-        """Markdown: a row a case, a column a peer."""
+        """Markdown: a row a case, a column a peer, targets beside what they are of."""
         peers = [name for name in self.args.peers if any(cell["peer"] == name for cell in self.cells)]
+        heads = [
+            "Pellucid, tok/s (share of roofline)",
+            "ratio to the best",
+            *(f"{name}, tok/s (ratio)" for name in peers),
+        ]
+        isa = f", {self.args.isa}" if self.args.isa else ""
         lines = [
-            f"| {self.args.model.stem}, {self.args.threads} threads | Pellucid, tok/s (share of roofline) | "
-            + " | ".join(f"{name}, tok/s (ratio)" for name in peers)
-            + " |",
-            "|---" * (2 + len(peers)) + "|",
+            f"| {self.args.model.stem}, {self.args.threads} threads{isa} | {' | '.join(heads)} |",
+            "|---" * (1 + len(heads)) + "|",
         ]
         for case in map(str, self.cases):
             row = {str(cell["peer"]): cell for cell in self.cells if cell["case"] == case}
             ours = [cell for cell in row.values() if "pellucid" in cell]
             if not ours:
                 continue
-            rate = median(_number(cell["pellucid"]) for cell in ours)
-            share = median(_number(cell["share_of_roofline"]) for cell in ours)
-            cells = [_told(row.get(name)) for name in peers]
-            lines.append(f"| {case} | {rate:.1f} ({share:.0%}) | {' | '.join(cells)} |")
-        off = [f"Pellucid {_percent(self.our_off)}"]
+            target = target_of(self.args.model.name, case, self.args.isa)
+            rate = median(number(cell["pellucid"]) for cell in ours)
+            best = best_of(list(row.values()))
+            ratio = "no peer counts" if best is None else ratio_of(best, target)
+            told = [f"{rate:.1f} ({share_of(ours, target)})", ratio, *(told_of(row.get(name)) for name in peers)]
+            lines.append(f"| {case} | {' | '.join(told)} |")
+        off = [f"Pellucid {percent(self.our_off)}"]
         for name, trials in self.trials.items():
             off += [
-                f"{name} ({v}) {'fails' if 'perplexity' in t.failed else _percent(t.off)}" for v, t in trials.items()
+                f"{name} ({v}) {'fails' if 'perplexity' in t.failed else percent(t.off)}" for v, t in trials.items()
             ]
         chunks = len(self.reference.chunks)
         return "\n".join([*lines, "", f"Perplexity against float32, {chunks} chunks: {'; '.join(off)}."])
@@ -374,9 +408,13 @@ class Comparison:
         return {
             "date": time.strftime("%Y-%m-%d"),
             "model": self.args.model.name,
-            "processor": _processor(),
+            "processor": _cpuinfo("model name") or platform.machine(),
             "pellucid": pellucid.__version__,
-            "packages": {name: PEERS[name].package for name in self.args.peers},
+            "packages": {
+                v.environment: ENVIRONMENTS[v.environment].made_of
+                for name in self.args.peers
+                for v in self._variants(name).values()
+            },
             "settings": {k: v for k, v in vars(self.args).items() if k not in ("model", "out")},
             "perplexity": {
                 "float32": self.reference.perplexity if self.reference.chunks else None,
@@ -394,47 +432,18 @@ class Comparison:
         }
 
 
-def _told(cell: dict[str, object] | None) -> str:
-    if cell is None:
-        return ""
-    if "ratio" not in cell:
-        return "fails"
-    text = f"{_number(cell['theirs']):.1f} ({_number(cell['ratio']):.2f} ×)"
-    if cell["counts"]:
-        return text
-    off = cell["perplexity_off"]
-    return f"~~{text}~~ " + ("no reference" if off is None else f"perplexity {_number(off):+.0%}")
-
-
 def _why(trials: dict[str, Trial], case: str) -> dict[str, str]:
     """Setting → what it failed of: the case itself, or the perplexity before it."""
     return {v: t.failed.get(case, t.failed.get("perplexity", "")) for v, t in trials.items()}
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _percent(off: float | None) -> str:
-    return "without a reference" if off is None else f"{off:+.2%}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a .gguf file")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="default: all that can be compared")
+    parser.add_argument("--isa", choices=["avx2"], help="Pellucid's kernels, against the peers' builds for the same")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--prompts", nargs="*", type=int, default=[512])
+    parser.add_argument("--prompts", nargs="*", type=int, default=[512, 4096])
     parser.add_argument("--streams", nargs="*", type=int, default=[1, 16])
     parser.add_argument("--depths", nargs="*", type=int, default=[4096], help="contexts that one stream decodes at")
     parser.add_argument("--generate", type=int, default=128)
@@ -442,7 +451,11 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=4, help="chunks of 512 ids for the perplexity")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/peers-MODEL.json")
     args = parser.parse_args()
-    out = args.out or RESULTS / f"peers-{args.model.stem}.json"
+    able = [name for name, peer in PEERS.items() if args.isa is None or peer.avx2]
+    args.peers = able if args.peers is None else args.peers
+    if unable := [name for name in args.peers if name not in able]:
+        parser.error(f"{', '.join(unable)}: no build for {args.isa} alone; leave out, or compare without --isa")
+    out = args.out or RESULTS / f"peers-{args.model.stem}{f'-{args.isa}' if args.isa else ''}.json"
     comparison = Comparison(args)
     try:
         comparison.run()
