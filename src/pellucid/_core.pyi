@@ -105,6 +105,7 @@ def sample_rows(
     logprobs: NDArray[np.float32],
     top_ids: NDArray[np.int32] | None,
     top_logprobs: NDArray[np.float32] | None,
+    pool: Pool | None,
 ) -> None: ...
 def score_rows(
     logits: NDArray[np.float32],

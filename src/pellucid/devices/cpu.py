@@ -107,10 +107,10 @@ class CpuDevice:
             self.kv = _core.KvStore(
                 config.kv, shape.n_layers, config.kv_pages, config.page_size, shape.n_kv_heads, shape.d_head
             )
-            self._pool = _core.Pool(config.threads)
+            self.pool = _core.Pool(config.threads)
             self.lowered = lower(fuse(graph), lambda name: matrices[name].format not in FLOAT_FORMATS)
             self._plan = _core.Plan(
-                self._pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
+                self.pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
                 self.lowered.arena_row_bytes,
             )  # fmt: skip
         except MemoryError as e:
@@ -180,7 +180,7 @@ class CpuDevice:
         """As `run`, and what it took: (threads, records, 2) nanoseconds of each of `lowered.records` and of the wait
         for the other threads after it."""
         logits = self._room(len(batch.logit_rows))
-        times = np.empty((self._pool.threads, len(self.lowered.records), 2), np.int64)
+        times = np.empty((self.pool.threads, len(self.lowered.records), 2), np.int64)
         try:
             self._plan.profile(
                 batch.tokens,
