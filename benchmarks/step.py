@@ -26,6 +26,7 @@ class IdleDevice:
     """Logits from nowhere, at once."""
 
     vocab_size, context, page_size, page_count, max_rows = 512, 4096, 16, 256 * 40, 512
+    pool = None
 
     def __init__(self) -> None:
         self.logits = np.random.default_rng(0).normal(0, 1, (64, self.vocab_size)).astype(np.float32)

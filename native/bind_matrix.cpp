@@ -51,7 +51,7 @@ void require(bool good, const char* message) {
 
 template <class T, class... Sizes>
 auto new_array(Sizes... sizes) {
-  auto* data = new T[(static_cast<size_t>(sizes) * ...)];
+  auto* data = new T[(static_cast<size_t>(sizes) * ...)]();
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   return nb::ndarray<nb::numpy, T, nb::ndim<sizeof...(Sizes)>, nb::c_contig>(
       data, {static_cast<size_t>(sizes)...}, owner);

@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <iterator>
+
 #include "bind.h"
 #include "dispatch.h"
 #include "plan.h"
@@ -44,6 +46,13 @@ struct KvStore {
   }
 };
 
+// kind, out, x, y, groups, n, weight, eps, gelu, quant
+using StepTuple = std::tuple<int, int, int, int, int, int, int, float, bool, int>;
+// out, x, normed, weight, eps, heads, half, cos, sin
+using TurnTuple = std::tuple<int, int, int, int, float, int, int, int, int>;
+
+Activation activation_of(bool gelu) { return gelu ? Activation::gelu_tanh : Activation::silu; }
+
 // A plan with the Python objects whose memory it reads.
 struct BoundPlan {
   nb::object pool, kv;
@@ -64,6 +73,20 @@ struct BoundPlan {
     return *k;
   }
   const float* constant(int id) const { return id < 0 ? nullptr : constants.at(static_cast<size_t>(id)); }
+  std::vector<RowStep> steps(const std::vector<StepTuple>& tuples) const {
+    std::vector<RowStep> found;
+    for (const auto& [kind, out, x, y, groups, n, weight, eps, gelu, quant] : tuples) {
+      if (kind < 0 || kind >= static_cast<int>(std::size(RowStep::kNames)))
+        throw nb::value_error("plan: no such kind of step");
+      found.push_back({static_cast<RowStep::Kind>(kind), out, x, y, groups, n, constant(weight), eps,
+                       activation_of(gelu), quant});
+    }
+    return found;
+  }
+  Turn turn(const TurnTuple& tuple) const {
+    const auto& [out, x, normed, weight, eps, heads, half, cos, sin] = tuple;
+    return {out, x, normed, constant(weight), eps, heads, half, constant(cos), constant(sin)};
+  }
   const PackedMatrix* matrix(nb::handle object) {
     matrices.push_back(nb::borrow(object));
     return nb::cast<PackedMatrix*>(object);
@@ -123,21 +146,21 @@ void bind_plan(nb::module_& m) {
            })
       .def("embed", [](BoundPlan& p, int out, nb::object table,
                        float scale) { p.plan.push(EmbedOp{out, p.matrix(table), scale}); })
-      .def("rms_norm",
-           [](BoundPlan& p, int out, int x, int groups, int n, int weight, float eps, int quant,
-              bool selected) {
-             p.plan.push(NormOp{out, x, groups, n, p.constant(weight), eps, quant, selected});
-           })
-      .def("multiply",
-           [](BoundPlan& p, int out, int x, int groups, int n, int weight, bool selected) {
-             p.plan.push(MultiplyOp{out, x, groups, n, p.constant(weight), selected});
-           })
-      .def("quantize", [](BoundPlan& p, int out, int x, int n,
-                          bool selected) { p.plan.push(QuantizeOp{out, x, n, selected}); })
+      .def("rows", [](BoundPlan& p, const std::vector<StepTuple>& steps,
+                      bool selected) { p.plan.push(RowsOp{p.steps(steps), selected}); })
       .def("linear",
-           [](BoundPlan& p, int x, int quant, const std::vector<std::tuple<int, nb::object, int>>& parts,
-              int residual, bool selected) {
-             LinearOp op{x, quant, {}, residual, selected};
+           [](BoundPlan& p, const std::vector<StepTuple>& steps, int x, int quant,
+              const std::vector<std::tuple<int, nb::object, int>>& parts, int residual,
+              const std::string& activation, int out_quant, bool selected) {
+             LinearOp op{p.steps(steps),
+                         x,
+                         quant,
+                         {},
+                         residual,
+                         !activation.empty(),
+                         activation_of(activation == "gelu_tanh"),
+                         out_quant,
+                         selected};
              for (const auto& [out, matrix, bias] : parts)
                op.parts.push_back({out, p.matrix(matrix), p.constant(bias)});
              p.plan.push(std::move(op));
@@ -147,14 +170,13 @@ void bind_plan(nb::module_& m) {
              p.plan.push(RopeOp{out, x, heads, d_head, half, p.constant(cos), p.constant(sin)});
            })
       .def("store_kv", [](BoundPlan& p, int k, int v, int layer) { p.plan.push(StoreOp{k, v, layer}); })
+      .def("rope_store_kv",
+           [](BoundPlan& p, const std::vector<TurnTuple>& turns, int v, int layer) {
+             if (turns.size() != 2) throw nb::value_error("plan: queries and keys are turned, nothing else");
+             p.plan.push(RopeStoreOp{p.turn(turns[0]), p.turn(turns[1]), v, layer});
+           })
       .def("attention", [](BoundPlan& p, int out, int q, int layer, int heads, float scale,
                            int window) { p.plan.push(AttentionOp{out, q, layer, heads, scale, window}); })
-      .def("glu",
-           [](BoundPlan& p, int out, int gate, int up, int n, bool gelu, int quant) {
-             p.plan.push(GluOp{out, gate, up, n, gelu ? Activation::gelu_tanh : Activation::silu, quant});
-           })
-      .def("add", [](BoundPlan& p, int out, int a, int b, int n) { p.plan.push(AddOp{out, a, b, n}); })
-      .def("select", [](BoundPlan& p, int out, int x, int n) { p.plan.push(SelectOp{out, x, n}); })
       .def(
           "run",
           [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,
@@ -179,4 +201,5 @@ void bind_plan(nb::module_& m) {
 
   m.attr("RESULT") = kResult;
   m.attr("NONE") = kNone;
+  m.attr("STEP_KINDS") = std::vector<std::string>(std::begin(RowStep::kNames), std::end(RowStep::kNames));
 }

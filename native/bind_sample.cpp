@@ -41,7 +41,7 @@ pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_
 void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<const float, 2> logits,
                  Array<const int32_t, 1> rows, Array<const int64_t, 1> positions, Array<int32_t, 1> tokens,
                  Array<int32_t, 1> status, Array<float, 1> logprobs, std::optional<Array<int32_t, 2>> top_ids,
-                 std::optional<Array<float, 2>> top_logprobs) {
+                 std::optional<Array<float, 2>> top_logprobs, pellucid::Pool* pool) {
   const size_t n = states.size();
   check(rows.shape(0) == n && positions.shape(0) == n && tokens.shape(0) == n && status.shape(0) == n &&
             logprobs.shape(0) == n,
@@ -58,7 +58,7 @@ void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<
                                 tops ? top_ids->data() : nullptr, tops ? top_logprobs->data() : nullptr};
   nb::gil_scoped_release release;
   pellucid::sample_rows(logits.data(), static_cast<int64_t>(logits.shape(1)), states.data(), rows.data(),
-                        positions.data(), static_cast<int64_t>(n), out);
+                        positions.data(), static_cast<int64_t>(n), out, pool);
 }
 
 void score_rows(Array<const float, 2> logits, Array<const int32_t, 1> tokens, int32_t wanted,
@@ -92,7 +92,7 @@ void bind_sample(nb::module_& m) {
       .def("push", &pellucid::SampleState::push, "token"_a)
       .def_ro("logprobs", &pellucid::SampleState::logprobs);
   m.def("sample_rows", &sample_rows, "states"_a, "logits"_a, "rows"_a, "positions"_a, "tokens"_a, "status"_a,
-        "logprobs"_a, "top_ids"_a.none(), "top_logprobs"_a.none());
+        "logprobs"_a, "top_ids"_a.none(), "top_logprobs"_a.none(), "pool"_a.none());
   m.def("score_rows", &score_rows, "logits"_a, "tokens"_a, "wanted"_a, "status"_a, "logprobs"_a, "top_ids"_a,
         "top_logprobs"_a);
   m.def("philox_bits53", &pellucid::philox_bits53, "seed"_a, "choice"_a, "position"_a, "stage"_a);

@@ -49,6 +49,34 @@ const float* Plan::constant(std::vector<float> values) {
   return constants_.back()->data();
 }
 
+namespace {
+
+// Marks what the steps read of each other's; returns whether the slot is made by one of them.
+auto link(std::vector<RowStep>& steps) {
+  std::vector<int> made;
+  const auto has = [&made](int slot) { return std::find(made.begin(), made.end(), slot) != made.end(); };
+  for (RowStep& step : steps) {
+    step.x_here = has(step.x);
+    step.y_here = has(step.y);
+    made.push_back(step.out);
+    if (step.quant != kNone) made.push_back(step.quant);
+  }
+  return [made](int slot) { return std::find(made.begin(), made.end(), slot) != made.end(); };
+}
+
+}  // namespace
+
+void Plan::push(PlanOp op) {
+  if (auto* rows = std::get_if<RowsOp>(&op)) link(rows->steps);
+  if (auto* linear = std::get_if<LinearOp>(&op)) {
+    const auto here = link(linear->steps);
+    linear->x_here = here(linear->x);
+    linear->quant_here = here(linear->quant);
+    linear->residual_here = here(linear->residual);
+  }
+  ops_.push_back(std::move(op));
+}
+
 void Plan::check(const Step& s) const {
   if (s.rows < 1 || s.rows > max_rows_)
     refuse("step: " + std::to_string(s.rows) + " rows; a plan takes 1 to " + std::to_string(max_rows_));
@@ -92,20 +120,34 @@ void Plan::run(const Step& step) {
 
 void Plan::profile(const Step& step, int64_t* times) {
   check(step);
-  const Frame frame(*this, step);
+  Frame frame(*this, step);
+  std::vector<int64_t> waits(static_cast<size_t>(threads() * kWaitStride));
+  frame.waits = waits.data();
   pool_.run([&](int thread) {
     int64_t* out = times + int64_t{2} * ops() * thread;
+    int64_t& waited = waits[static_cast<size_t>(thread * kWaitStride)];
     int64_t began = now();
     for (const PlanOp& op : ops_) {
+      waited = 0;
       std::visit([&](const auto& o) { o.run(frame, thread); }, op);
       const int64_t done = now();
       pool_.barrier();
       const int64_t all_done = now();
-      *out++ = done - began;
-      *out++ = all_done - done;
+      *out++ = done - began - waited;
+      *out++ = all_done - done + waited;
       began = all_done;
     }
   });
+}
+
+void Frame::meet(int thread) const {
+  if (!waits) {
+    pool.barrier();
+    return;
+  }
+  const int64_t began = now();
+  pool.barrier();
+  waits[thread * kWaitStride] += now() - began;
 }
 
 Frame::Frame(Plan& plan, const Step& s)
@@ -124,6 +166,11 @@ Frame::Frame(Plan& plan, const Step& s)
   for (int q = 0; q < s.seqs; ++q) {
     for (int row = s.seq_starts[q]; row < s.seq_starts[q + 1]; row += most) {
       tiles.push_back({q, row, std::min(most, s.seq_starts[q + 1] - row)});
+    }
+    for (int row = s.seq_starts[q]; row < s.seq_starts[q + 1];) {
+      const int fit = std::min(kKeyGroup - s.positions[row] % kKeyGroup, s.seq_starts[q + 1] - row);
+      groups.push_back({q, row, fit});
+      row += fit;
     }
     chunks = std::max(chunks, s.positions[s.seq_starts[q + 1] - 1] / kChunk + 1);
   }

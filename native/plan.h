@@ -1,7 +1,7 @@
 // A plan: the ops of a model, lowered once, walked by a pool of threads in one call a step.
 // Law: the list is fixed when the plan is built; a step brings rows, never choices. Between two ops all
 // threads meet. How work is split over threads changes no bit, since every output is computed whole by one
-// thread in a stated order.
+// thread in a stated order; where every thread computes the same rows for itself, each has a copy of its own.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,8 @@ struct Step {
   float* logits = nullptr;                                // (wanted, vocab)
 };
 
-// Rows of one sequence that attend together, so that they read each key once.
+// Rows of one sequence: those that attend together, so that they read each key once, or those whose keys lie
+// together in the cache.
 struct Tile {
   int seq, row, rows;
 };
@@ -49,22 +50,25 @@ struct EmbedOp {
   float scale;
   void run(const Frame& f, int thread) const;
 };
-struct NormOp {
-  int out, x, groups, n;
+
+// What is computed row by row, whole rows at a time, so that steps can follow each other without a meeting.
+struct RowStep {
+  enum class Kind : int { rms_norm, multiply, add, glu, quantize, select };
+  static constexpr const char* kNames[] = {"rms_norm", "multiply", "add", "glu", "quantize", "select"};
+  Kind kind;
+  int out, x, y;        // y: the second operand of add and glu
+  int groups, n;        // a row is groups of n values
   const float* weight;  // or null
   float eps;
-  int quant;
-  bool selected;
-  void run(const Frame& f, int thread) const;
+  Activation activation;
+  int quant;                            // where the output goes quantised as well, or kNone
+  bool x_here = false, y_here = false;  // made by an earlier step of the same op
+
+  // Row r; what the op itself makes lies `shift` rows further on.
+  void run(const Frame& f, int r, int shift) const;
 };
-struct MultiplyOp {
-  int out, x, groups, n;
-  const float* weight;
-  bool selected;
-  void run(const Frame& f, int thread) const;
-};
-struct QuantizeOp {
-  int out, x, n;
+struct RowsOp {
+  std::vector<RowStep> steps;
   bool selected;
   void run(const Frame& f, int thread) const;
 };
@@ -73,12 +77,25 @@ struct LinearPart {
   const PackedMatrix* matrix;
   const float* bias;  // or null
 };
+
+// The steps, then the products of what they leave. With few rows every thread does the steps for itself: its
+// copies of what they make lie in rows of the same slots that the step leaves free, and the first thread's
+// copy is the one that others read.
 struct LinearOp {
+  std::vector<RowStep> steps;
   int x, quant;  // floats, and the same quantised where a part's format asks for it
   std::vector<LinearPart> parts;
   int residual;
+  bool gated;  // two parts: the first one's place gets activation(first) * second
+  Activation activation;
+  int out_quant;  // where that goes quantised, or kNone
   bool selected;
+  bool x_here = false, quant_here = false, residual_here = false;  // made by a step
   void run(const Frame& f, int thread) const;
+
+  int prepare(const Frame& f, int thread, int rows) const;
+  void multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
+                int panel1) const;
 };
 struct RopeOp {
   int out, x, heads, d_head, half;
@@ -89,28 +106,27 @@ struct StoreOp {
   int k, v, layer;
   void run(const Frame& f, int thread) const;
 };
+// Heads that are rotated, after a norm where there is a weight.
+struct Turn {
+  int out, x, normed;
+  const float* weight;  // or null
+  float eps;
+  int heads, half;
+  const float *cos, *sin;  // (context, half)
+  void run(const Frame& f, int r, int head) const;
+};
+struct RopeStoreOp {
+  Turn q, k;
+  int v, layer;
+  void run(const Frame& f, int thread) const;
+};
 struct AttentionOp {
   int out, q, layer, heads;
   float scale;
   int window;
   void run(const Frame& f, int thread) const;
 };
-struct GluOp {
-  int out, gate, up, n;
-  Activation kind;
-  int quant;
-  void run(const Frame& f, int thread) const;
-};
-struct AddOp {
-  int out, a, b, n;
-  void run(const Frame& f, int thread) const;
-};
-struct SelectOp {
-  int out, x, n;
-  void run(const Frame& f, int thread) const;
-};
-using PlanOp = std::variant<EmbedOp, NormOp, MultiplyOp, QuantizeOp, LinearOp, RopeOp, StoreOp, AttentionOp,
-                            GluOp, AddOp, SelectOp>;
+using PlanOp = std::variant<EmbedOp, RowsOp, LinearOp, RopeOp, StoreOp, RopeStoreOp, AttentionOp>;
 
 class Plan {
  public:
@@ -120,13 +136,13 @@ class Plan {
 
   int slot(int64_t offset, int64_t row_bytes);       // a new slot; its number
   const float* constant(std::vector<float> values);  // kept as long as the plan
-  void push(PlanOp op) { ops_.push_back(std::move(op)); }
+  void push(PlanOp op);
 
   // One step. Throws std::invalid_argument, with what is wrong, before anything is written.
   void run(const Step& step);
 
-  // The same step, with what it took: times (threads, ops, 2) in nanoseconds, of the op and of the wait for
-  // the others.
+  // The same step, with what it took: times (threads, ops, 2) in nanoseconds, of the op and of the waits for
+  // the others in it and after it.
   void profile(const Step& step, int64_t* times);
 
   int ops() const { return static_cast<int>(ops_.size()); }
@@ -157,14 +173,18 @@ struct Frame {
   const KvLayout& kv;
   Pool& pool;
   const Step& step;
-  std::vector<Tile> tiles;
-  int chunks;       // of 256 keys, in the longest sequence of the step
-  float* partials;  // see attend.cpp
+  std::vector<Tile> tiles, groups;  // to attend; of one group of keys each
+  int chunks;                       // of 256 keys, in the longest sequence of the step
+  float* partials;                  // see attend.cpp
   const std::vector<Slot>& slots;
   uint8_t* arena;
   int max_rows, vocab;
+  int64_t* waits = nullptr;  // nanoseconds at meetings inside an op, kWaitStride apart; null: nobody asks
 
   Frame(Plan& plan, const Step& step);
+
+  // Inside an op: returns when every thread has come here.
+  void meet(int thread) const;
 
   int count(bool selected) const { return selected ? step.wanted : step.rows; }
   int64_t stride(int slot) const {
@@ -178,6 +198,7 @@ struct Frame {
   float* floats(int slot, int row) const { return reinterpret_cast<float*>(bytes(slot, row)); }
 };
 
+constexpr int kWaitStride = 8;
 constexpr int kSpreadBelow =
     4;  // attention spreads chunks over threads when items are fewer than this a thread
 

@@ -15,9 +15,23 @@ void pause() {
 #endif
 }
 
-// About 50 µs of spinning: longer than the gaps between two steps of a busy engine, shorter than a person
-// notices.
-constexpr int kSpins = 2000;
+// Some 10 µs of spinning, longer than most waits between threads that all have a processor; then a few turns
+// for the others; then sleep. With more threads than free processors each spin longer than that delays the
+// very thread that is waited for: 2000 and 50 here took twice as long beside a process that never sleeps.
+constexpr int kSpins = 500, kYields = 20;
+
+// Returns when the word is no longer `value`; its writer must notify.
+void wait_while(const std::atomic<uint32_t>& word, uint32_t value) {
+  for (int i = 0; i < kSpins + kYields; ++i) {
+    if (word.load(std::memory_order_acquire) != value) return;
+    if (i < kSpins) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  word.wait(value, std::memory_order_acquire);
+}
 
 }  // namespace
 
@@ -48,28 +62,15 @@ void Pool::barrier() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1, std::memory_order_release);
+    phase_.notify_all();  // no system call unless somebody sleeps
     return;
   }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < kSpins) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  wait_while(phase_, phase);
 }
 
 void Pool::work(int thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen; ++spins) {
-      if (spins < kSpins) {
-        pause();
-      } else {
-        epoch_.wait(seen, std::memory_order_acquire);
-      }
-    }
-    ++seen;
+  for (uint32_t seen = 0;; ++seen) {
+    wait_while(epoch_, seen);
     if (quit_) return;
     call_(context_, thread);
     barrier();

@@ -1,6 +1,7 @@
 // A pool of threads that walk the same list of work together.
-// Law: the pool decides who does what when, never what comes out. Idle threads sleep; waiting threads spin
-// briefly, then yield, so that an oversubscribed machine does not collapse.
+// Law: the pool decides who does what when, never what comes out. Who waits spins briefly, then yields the
+// processor to whoever is late, then sleeps until woken: an idle pool costs nothing, and an oversubscribed
+// machine does not collapse.
 #pragma once
 
 #include <atomic>

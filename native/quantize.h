@@ -1,7 +1,7 @@
 // Rows of activations to int8. For each 32: amax = max |x|, scale = amax / 127, codes = nearest even of
 // x * (127 / amax), min = scale * float(sum of codes). A block too small to invert (amax < 1e-30)
 // is zeros; one with a NaN or an infinity gets zero codes under a scale of NaN or infinity, which makes NaN
-// of every product.
+// of every product. What pads a row is left alone, so that threads may each write blocks of their own.
 #pragma once
 #include "kernels.h"
 #include "simd/base.h"
@@ -36,8 +36,6 @@ void quantize(const float* x, int cols, uint8_t* row) {
     out->minus_sum = -sum;
     out->minus_sum1 = -second;
   }
-  uint8_t* end = row + quant_row_bytes(cols);
-  for (uint8_t* p = static_cast<uint8_t*>(static_cast<void*>(out)); p < end; ++p) *p = 0;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What each op of a plan does with the rows of a step.
-// Law: a thread takes whole rows, or whole panels of weight rows; no output is shared between threads.
+// Law: a thread takes whole rows, whole heads of a row, or whole panels of weight rows; no output is shared
+// between threads.
 
 #include <algorithm>
 
@@ -25,6 +26,9 @@ Range rows_of(const Frame& f, bool selected, int thread) {
 // Bytes of activations that a pass over the panels keeps in the second-level cache.
 constexpr int64_t kActivationBytes = 512 << 10;
 
+// Values that every thread computes for itself sooner than it would meet the others: about 2 µs.
+constexpr int64_t kAloneValues = 8 << 10;
+
 }  // namespace
 
 void EmbedOp::run(const Frame& f, int thread) const {
@@ -37,56 +41,120 @@ void EmbedOp::run(const Frame& f, int thread) const {
   }
 }
 
-void NormOp::run(const Frame& f, int thread) const {
-  const auto [first, end] = rows_of(f, selected, thread);
-  for (int r = first; r < end; ++r) {
-    for (int g = 0; g < groups; ++g)
-      f.rows.rms_norm(f.floats(x, r) + g * n, weight, eps, n, f.floats(out, r) + g * n);
-    if (quant != kNone) f.kernels.quantize(f.floats(out, r), groups * n, f.bytes(quant, r));
+void RowStep::run(const Frame& f, int r, int shift) const {
+  const int from = kind == Kind::select ? f.step.logit_rows[r] : r;
+  const float* a = f.floats(x, x_here ? from + shift : from);
+  if (kind == Kind::quantize) {
+    f.kernels.quantize(a, n, f.bytes(out, r + shift));
+    return;
   }
+  float* to = f.floats(out, r + shift);
+  switch (kind) {
+    case Kind::rms_norm:
+      for (int g = 0; g < groups * n; g += n) f.rows.rms_norm(a + g, weight, eps, n, to + g);
+      break;
+    case Kind::multiply:
+      for (int g = 0; g < groups * n; g += n) f.rows.multiply(a + g, weight, n, to + g);
+      break;
+    case Kind::add:
+      f.rows.add(a, f.floats(y, y_here ? r + shift : r), groups * n, to);
+      break;
+    case Kind::glu:
+      f.rows.glu(activation, a, f.floats(y, y_here ? r + shift : r), groups * n, to);
+      break;
+    case Kind::select:
+      std::copy(a, a + groups * n, to);
+      break;
+    case Kind::quantize:
+      break;
+  }
+  if (quant != kNone) f.kernels.quantize(to, groups * n, f.bytes(quant, r + shift));
 }
 
-void MultiplyOp::run(const Frame& f, int thread) const {
+void RowsOp::run(const Frame& f, int thread) const {
   const auto [first, end] = rows_of(f, selected, thread);
-  for (int r = first; r < end; ++r) {
-    for (int g = 0; g < groups; ++g)
-      f.rows.multiply(f.floats(x, r) + g * n, weight, n, f.floats(out, r) + g * n);
-  }
+  for (int r = first; r < end; ++r)
+    for (const RowStep& step : steps) step.run(f, r, 0);
 }
 
-void QuantizeOp::run(const Frame& f, int thread) const {
-  const auto [first, end] = rows_of(f, selected, thread);
-  for (int r = first; r < end; ++r) f.kernels.quantize(f.floats(x, r), n, f.bytes(out, r));
+// Does the steps; returns how far from their rows this thread's copies lie.
+int LinearOp::prepare(const Frame& f, int thread, int rows) const {
+  if (steps.empty()) return 0;
+  int64_t values = 0;
+  for (const RowStep& step : steps) values += int64_t{step.groups} * step.n;
+  const int threads = f.pool.threads();
+  if (values * rows <= kAloneValues && int64_t{rows} * threads <= f.max_rows) {
+    for (int r = 0; r < rows; ++r)
+      for (const RowStep& step : steps) step.run(f, r, thread * rows);
+    return thread * rows;
+  }
+  const auto [first, end] = share(rows, thread, threads);
+  for (int r = first; r < end; ++r)
+    for (const RowStep& step : steps) step.run(f, r, 0);
+  f.meet(thread);
+  return 0;
+}
+
+void LinearOp::multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
+                        int panel1) const {
+  const PackedMatrix& m = *part.matrix;
+  const int input = m.quantized() ? quant : x;
+  LinearArgs a{};
+  a.w = m.data();
+  a.rows = m.rows();
+  a.cols = m.cols();
+  a.panel0 = panel0;
+  a.panel1 = panel1;
+  a.tokens = rows;
+  a.x = f.bytes(input, (m.quantized() ? quant_here : x_here) ? row + shift : row);
+  a.x_stride = f.stride(input);
+  a.out = f.floats(part.out, row);
+  a.out_stride = f.stride(part.out) / 4;
+  a.bias = part.bias;
+  if (residual != kNone) {
+    a.residual = f.floats(residual, residual_here ? row + shift : row);
+    a.residual_stride = f.stride(residual) / 4;
+  }
+  f.kernels.linear[static_cast<int>(m.format())](a);
 }
 
 void LinearOp::run(const Frame& f, int thread) const {
-  const int rows = f.count(selected);
+  const int rows = f.count(selected), threads = f.pool.threads();
   if (rows == 0) return;
+  const int shift = prepare(f, thread, rows);
   const int64_t widest = std::max(x == kNone ? 0 : f.stride(x), quant == kNone ? 0 : f.stride(quant));
   const int block = static_cast<int>(std::clamp<int64_t>(kActivationBytes / widest, 32, 1024));
   for (int row = 0; row < rows; row += block) {
+    const int count = std::min(block, rows - row);
+    if (gated) {
+      // The same pairs of panels of both, so that a thread has whole blocks of 32 of the product.
+      const auto [first, end] = share((parts[0].matrix->panels() + 1) / 2, thread, threads);
+      if (first == end) continue;
+      const int panel1 = std::min(2 * end, parts[0].matrix->panels());
+      for (const LinearPart& part : parts) multiply(f, part, shift, row, count, 2 * first, panel1);
+      const int col = 2 * kPanel * first, cols = std::min(panel1 * kPanel, parts[0].matrix->rows()) - col;
+      for (int r = row; r < row + count; ++r) {
+        float* to = f.floats(parts[0].out, r) + col;
+        f.rows.glu(activation, to, f.floats(parts[1].out, r) + col, cols, to);
+        if (out_quant != kNone)
+          f.kernels.quantize(to, cols,
+                             f.bytes(out_quant, r) + col / kBlock * static_cast<int>(sizeof(QuantBlock)));
+      }
+      continue;
+    }
+    // The panels of all parts in a row, cut into equal shares by their bytes.
+    int64_t total = 0, before = 0;
+    for (const LinearPart& part : parts) total += part.matrix->nbytes();
     for (const LinearPart& part : parts) {
       const PackedMatrix& m = *part.matrix;
-      const int input = m.quantized() ? quant : x;
-      const auto [first, end] = share(m.panels(), thread, f.pool.threads());
-      if (first == end) continue;
-      LinearArgs a{};
-      a.w = m.data();
-      a.rows = m.rows();
-      a.cols = m.cols();
-      a.panel0 = first;
-      a.panel1 = end;
-      a.tokens = std::min(block, rows - row);
-      a.x = f.bytes(input, row);
-      a.x_stride = f.stride(input);
-      a.out = f.floats(part.out, row);
-      a.out_stride = f.stride(part.out) / 4;
-      a.bias = part.bias;
-      if (residual != kNone) {
-        a.residual = f.floats(residual, row);
-        a.residual_stride = f.stride(residual) / 4;
-      }
-      f.kernels.linear[static_cast<int>(m.format())](a);
+      const int64_t panel = m.nbytes() / m.panels();
+      const auto cut = [&](int t) {
+        const int64_t at = total * t / threads - before;
+        return static_cast<int>(std::clamp<int64_t>((at + panel - 1) / panel, 0, m.panels()));
+      };
+      const int first = cut(thread), end = cut(thread + 1);
+      if (first < end) multiply(f, part, shift, row, count, first, end);
+      before += panel * m.panels();
     }
   }
 }
@@ -118,24 +186,35 @@ void StoreOp::run(const Frame& f, int thread) const {
   }
 }
 
-void GluOp::run(const Frame& f, int thread) const {
-  const auto [first, end] = rows_of(f, false, thread);
-  for (int r = first; r < end; ++r) {
-    f.rows.glu(kind, f.floats(gate, r), f.floats(up, r), n, f.floats(out, r));
-    if (quant != kNone) f.kernels.quantize(f.floats(out, r), n, f.bytes(quant, r));
+void Turn::run(const Frame& f, int r, int head) const {
+  const int d = f.kv.d_head;
+  const int64_t at = int64_t{f.step.positions[r]} * half;
+  const float* from = f.floats(x, r) + head * d;
+  if (weight) {
+    float* between = f.floats(normed, r) + head * d;
+    f.rows.rms_norm(from, weight, eps, d, between);
+    from = between;
   }
+  f.rows.rope(from, cos + at, sin + at, half, d, f.floats(out, r) + head * d);
 }
 
-void AddOp::run(const Frame& f, int thread) const {
-  const auto [first, end] = rows_of(f, false, thread);
-  for (int r = first; r < end; ++r) f.rows.add(f.floats(a, r), f.floats(b, r), n, f.floats(out, r));
-}
-
-void SelectOp::run(const Frame& f, int thread) const {
-  const auto [first, end] = rows_of(f, true, thread);
-  for (int r = first; r < end; ++r) {
-    const float* from = f.floats(x, f.step.logit_rows[r]);
-    std::copy(from, from + n, f.floats(out, r));
+void RopeStoreOp::run(const Frame& f, int thread) const {
+  // One KV head of a group of keys lies in one thread, so that two threads never write one cache line of a
+  // page.
+  const int d = f.kv.d_head, heads = q.heads / f.kv.kv_heads;
+  const auto [first, end] =
+      share(static_cast<int>(f.groups.size()) * f.kv.kv_heads, thread, f.pool.threads());
+  for (int item = first; item < end; ++item) {
+    const Tile& group = f.groups[static_cast<size_t>(item / f.kv.kv_heads)];
+    const int head = item % f.kv.kv_heads;
+    const int32_t* table = f.step.page_tables + int64_t{group.seq} * f.step.table_width;
+    for (int r = group.row; r < group.row + group.rows; ++r) {
+      for (int h = head * heads; h < (head + 1) * heads; ++h) q.run(f, r, h);
+      k.run(f, r, head);
+      const int position = f.step.positions[r], page = table[position / f.kv.page_size];
+      f.rows.store_kv(f.kv, f.kv.k(layer, page, head), f.kv.v(layer, page, head), position % f.kv.page_size,
+                      f.floats(k.out, r) + head * d, f.floats(v, r) + head * d);
+    }
   }
 }
 

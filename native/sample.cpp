@@ -1,6 +1,7 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -22,10 +23,14 @@ constexpr float kWeightOne = 17592186044416.0f;  // 2^44
 constexpr double kLogWeightOne = 44 * 0.693147180559945309417232121458;
 constexpr int kBins = 64 * 32 + 1;  // bin b holds x in (-(b+1)/64, -b/64]: narrow, so that few are sorted
 constexpr int kBlock = 256;
+constexpr int kNearBlock = 64;
+// Where candidates are looked for first: nearly always all that decides lies there, in few of them.
+constexpr float kNear = -10.0f;
 
 // Scratch of one thread, kept between calls.
 struct Scratch {
-  std::vector<float> row, x, w;
+  std::vector<float> row, x;
+  std::vector<int32_t> near;
   std::vector<uint64_t> keys;
 };
 
@@ -84,10 +89,6 @@ WIDE void scale_row(const float* v, int64_t n, float best, float temperature, fl
   for (int64_t i = 0; i < n; ++i) x[i] = (v[i] - best) / temperature;
 }
 
-WIDE void weigh_row(const float* x, int64_t n, float* w) {
-  for (int64_t i = 0; i < n; ++i) w[i] = weight32(x[i]);
-}
-
 WIDE uint64_t total_weight(const float* v, int64_t n, float best) {
   float w[kBlock];
   uint64_t sum = 0;
@@ -117,26 +118,51 @@ inline uint64_t key_of(float x, int64_t id) {
 inline float x_of(uint64_t key) { return -std::bit_cast<float>(static_cast<uint32_t>(key >> 32)); }
 inline int32_t id_of(uint64_t key) { return static_cast<int32_t>(key & 0xFFFFFFFFu); }
 
-// The candidates whose bin is in [from, to], sorted.
-void gather(const float* x, int64_t n, int from, int to, std::vector<uint64_t>& keys) {
+WIDE bool any_from(const float* x, int count, float from) {
+  int32_t found = 0;
+  for (int i = 0; i < count; ++i) found += x[i] >= from;
+  return found > 0;
+}
+
+// The ids, ascending, of x >= from.
+void ids_from(const float* x, int64_t n, float from, std::vector<int32_t>& ids) {
+  ids.clear();
+  for (int64_t i = 0; i < n; i += kNearBlock) {
+    const int count = static_cast<int>(std::min<int64_t>(kNearBlock, n - i));
+    if (!any_from(x + i, count, from)) continue;
+    for (int64_t j = i; j < i + count; ++j)
+      if (x[j] >= from) ids.push_back(static_cast<int32_t>(j));
+  }
+}
+
+// Of the ids those whose bin is in [from, to], as sorted keys.
+void gather(const float* x, const std::vector<int32_t>& ids, int from, int to, std::vector<uint64_t>& keys) {
   keys.clear();
   const float above = static_cast<float>(to + 1) * -0.015625f, upto = static_cast<float>(from) * -0.015625f;
-  for (int64_t i = 0; i < n; ++i)
-    if (x[i] > above && x[i] <= upto && x[i] >= kWeightFrom) keys.push_back(key_of(x[i], i));
+  for (const int32_t i : ids)
+    if (x[i] > above && x[i] <= upto) keys.push_back(key_of(x[i], i));
   std::sort(keys.begin(), keys.end());
 }
 
 struct Bins {
   uint32_t count[kBins] = {};
   uint64_t mass[kBins] = {};
+
+  uint64_t add(float x) {
+    const uint64_t w = weight(x);
+    mass[bin_of(x)] += w;
+    return w;
+  }
 };
 
 // Fewer than k candidates may have a weight: the others weigh nothing, so it does not matter that they are
 // not there.
 int32_t draw_top_k(const SampleState& s, const float* x, int64_t n, uint64_t bits, Scratch& scratch) {
+  auto& near = scratch.near;
+  ids_from(x, n, kNear, near);
+  if (static_cast<int64_t>(near.size()) < s.top_k) ids_from(x, n, kWeightFrom, near);
   Bins bins;
-  for (int64_t i = 0; i < n; ++i)
-    if (x[i] >= kWeightFrom) ++bins.count[bin_of(x[i])];
+  for (const int32_t i : near) ++bins.count[bin_of(x[i])];
   int64_t have = 0;
   int last = 0;
   for (; last < kBins - 1; ++last) {
@@ -144,7 +170,7 @@ int32_t draw_top_k(const SampleState& s, const float* x, int64_t n, uint64_t bit
     if (have >= s.top_k) break;
   }
   auto& keys = scratch.keys;
-  gather(x, n, 0, last, keys);
+  gather(x, near, 0, last, keys);
   int64_t keep = std::min<int64_t>(s.top_k, static_cast<int64_t>(keys.size()));
   uint64_t total = 0;
   for (int64_t i = 0; i < keep; ++i) total += weight(x_of(keys[i]));
@@ -166,26 +192,32 @@ int32_t draw_top_k(const SampleState& s, const float* x, int64_t n, uint64_t bit
 }
 
 // Without top_k: masses by bins of x; only the bin in which a cut falls and the one in which the draw falls
-// are sorted.
+// are sorted. Bins are made of the near candidates if what decides lies among them, else of all.
 int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t bits, Scratch& scratch) {
-  scratch.w.resize(static_cast<size_t>(n));
-  float* w = scratch.w.data();
-  weigh_row(x, n, w);
+  uint64_t total = total_weight(x, n, 0.0f);
+  const bool cut_by_share = s.top_p<1ull << 53, cut_by_x = s.min_x> kWeightFrom;
+  // The mass that is kept unless min_x ends it earlier, and the mass that must be seen to decide.
+  const uint64_t need = cut_by_share ? std::max<uint64_t>(1, share53(s.top_p, total)) : total;
+  const uint64_t seen = cut_by_share || cut_by_x ? need : share53(bits, total) + 1;
   Bins bins;
-  uint64_t total = 0;
-  for (int64_t i = 0; i < n; ++i)
-    if (x[i] >= kWeightFrom) bins.mass[bin_of(x[i])] += static_cast<uint64_t>(static_cast<int64_t>(w[i]));
-  for (const uint64_t mass : bins.mass) total += mass;
+  auto& near = scratch.near;
+  ids_from(x, n, kNear, near);
+  uint64_t mass = 0;
+  for (const int32_t i : near) mass += bins.add(x[i]);
+  if (mass < seen && !(cut_by_x && s.min_x >= kNear)) {
+    bins = Bins();
+    ids_from(x, n, kWeightFrom, near);
+    for (const int32_t i : near) bins.add(x[i]);
+  }
 
-  // The mass that is kept: all of the bins before `edge`, and of that bin what the cuts leave.
+  // All of the bins before `edge` are kept, and of that bin what the cuts leave.
   auto& keys = scratch.keys;
-  if (s.top_p < 1ull << 53 || s.min_x > kWeightFrom) {
-    const uint64_t need = s.top_p < 1ull << 53 ? std::max<uint64_t>(1, share53(s.top_p, total)) : total;
-    const int bound = s.min_x > kWeightFrom ? bin_of(s.min_x) : kBins - 1;
+  if (cut_by_share || cut_by_x) {
+    const int bound = cut_by_x ? bin_of(s.min_x) : kBins - 1;
     uint64_t before = 0;
     int edge = 0;
     while (edge < bound && before + bins.mass[edge] < need) before += bins.mass[edge++];
-    gather(x, n, edge, edge, keys);
+    gather(x, near, edge, edge, keys);
     for (const uint64_t key : keys) {
       if (before >= need || x_of(key) < s.min_x) break;
       before += weight(x_of(key));
@@ -196,7 +228,7 @@ int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t b
   uint64_t sum = 0;
   int at = 0;
   while (at < kBins - 1 && sum + bins.mass[at] <= target) sum += bins.mass[at++];
-  gather(x, n, at, at, keys);
+  gather(x, near, at, at, keys);
   for (const uint64_t key : keys)
     if ((sum += weight(x_of(key))) > target) return id_of(key);
   return keys.empty() ? 0 : id_of(keys.back());
@@ -296,23 +328,30 @@ uint64_t philox_bits53(uint64_t seed, uint32_t choice, uint64_t position, uint32
 }
 
 void sample_rows(const float* logits, int64_t vocab, const SampleState* const* states, const int32_t* rows,
-                 const int64_t* positions, int64_t n, const SampleOut& out) {
-  Scratch& scratch = scratch_of_thread();
-  for (int64_t i = 0; i < n; ++i) {
-    const SampleState& s = *states[i];
-    const float* v = logits + rows[i] * vocab;
-    out.tokens[i] = -1;
-    out.logprobs[i] = 0.0f;
-    const float top = largest(v, vocab);
-    out.status[i] = unfit(top);
-    if (out.status[i] == kSampleOk)
-      out.status[i] = sample_row(v, vocab, top, s, positions[i], scratch, out.tokens[i]);
-    if (out.status[i] != kSampleOk || s.logprobs < 0) continue;
-    const LogSoftmax log(v, vocab, top);
-    out.logprobs[i] = log.of(v[out.tokens[i]]);
-    top_tokens(v, vocab, s.logprobs, log, out.top_ids + i * kMaxLogprobs,
-               out.top_logprobs + i * kMaxLogprobs);
-  }
+                 const int64_t* positions, int64_t n, const SampleOut& out, Pool* pool) {
+  std::atomic<int64_t> next{0};
+  auto take = [&](int) {
+    Scratch& scratch = scratch_of_thread();
+    for (int64_t i = next++; i < n; i = next++) {
+      const SampleState& s = *states[i];
+      const float* v = logits + rows[i] * vocab;
+      out.tokens[i] = -1;
+      out.logprobs[i] = 0.0f;
+      const float top = largest(v, vocab);
+      out.status[i] = unfit(top);
+      if (out.status[i] == kSampleOk)
+        out.status[i] = sample_row(v, vocab, top, s, positions[i], scratch, out.tokens[i]);
+      if (out.status[i] != kSampleOk || s.logprobs < 0) continue;
+      const LogSoftmax log(v, vocab, top);
+      out.logprobs[i] = log.of(v[out.tokens[i]]);
+      top_tokens(v, vocab, s.logprobs, log, out.top_ids + i * kMaxLogprobs,
+                 out.top_logprobs + i * kMaxLogprobs);
+    }
+  };
+  if (pool && n > 1)
+    pool->run(take);
+  else
+    take(0);
 }
 
 void score_rows(const float* logits, int64_t vocab, const int32_t* tokens, int64_t n, int32_t wanted,

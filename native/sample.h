@@ -2,14 +2,16 @@
 // token for token.
 //
 // Law: a row's token depends on its logits and its state only. Masses are integers (floor(exp(x) * 2^44)), so
-// their sums are exact in any order and only what decides is sorted. One thread; the caller has let go of the
-// GIL.
+// their sums are exact in any order and only what decides is sorted. A row is one thread's; the caller has
+// let go of the GIL.
 #pragma once
 
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "pool.h"
 
 namespace pellucid {
 
@@ -46,9 +48,9 @@ struct SampleOut {
 };
 
 // Draws a token for each of n states: states[i] from row rows[i] of logits (·, vocab), at position
-// positions[i].
+// positions[i]. The threads of `pool` share the rows, if there is one.
 void sample_rows(const float* logits, int64_t vocab, const SampleState* const* states, const int32_t* rows,
-                 const int64_t* positions, int64_t n, const SampleOut& out);
+                 const int64_t* positions, int64_t n, const SampleOut& out, Pool* pool);
 
 // For each of n rows: the logprob of tokens[i] and of the `wanted` most likely tokens. out.tokens is not
 // used.

@@ -55,6 +55,7 @@ class ScriptDevice:
     """Says the scripts. `fail_at` makes the step at that position raise."""
 
     vocab_size = VOCAB
+    pool = None
 
     def __init__(self, config: EngineConfig, scripts: Mapping[str, str] = SCRIPTS, fail_at: int | None = None) -> None:
         self.config = config

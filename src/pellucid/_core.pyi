@@ -105,6 +105,7 @@ def sample_rows(
     logprobs: NDArray[np.float32],
     top_ids: NDArray[np.int32] | None,
     top_logprobs: NDArray[np.float32] | None,
+    pool: Pool | None,
 ) -> None: ...
 def score_rows(
     logits: NDArray[np.float32],
@@ -123,6 +124,10 @@ RESULT: int
 """Slot of the logits, the caller's own buffer."""
 NONE: int
 """No slot."""
+STEP_KINDS: list[str]
+"""What a row step can be, in the order of its numbers."""
+_Step = tuple[int, int, int, int, int, int, int, float, bool, int]  # kind out x y groups n weight eps gelu quant
+_Turn = tuple[int, int, int, int, float, int, int, int, int]  # out x normed weight eps heads half cos sin
 
 class Pool:
     """Threads that walk a plan together."""
@@ -160,20 +165,23 @@ class Plan:
     def slot(self, offset: int, row_bytes: int, /) -> int: ...
     def constant(self, values: NDArray[np.float32], /) -> int: ...
     def embed(self, out: int, table: Matrix, scale: float, /) -> None: ...
-    def rms_norm(
-        self, out: int, x: int, groups: int, n: int, weight: int, eps: float, quant: int, selected: bool, /
-    ) -> None: ...
-    def multiply(self, out: int, x: int, groups: int, n: int, weight: int, selected: bool, /) -> None: ...
-    def quantize(self, out: int, x: int, n: int, selected: bool, /) -> None: ...
+    def rows(self, steps: Sequence[_Step], selected: bool, /) -> None: ...
     def linear(
-        self, x: int, quant: int, parts: Sequence[tuple[int, Matrix, int]], residual: int, selected: bool, /
+        self,
+        steps: Sequence[_Step],
+        x: int,
+        quant: int,
+        parts: Sequence[tuple[int, Matrix, int]],
+        residual: int,
+        activation: str,
+        out_quant: int,
+        selected: bool,
+        /,
     ) -> None: ...
     def rope(self, out: int, x: int, heads: int, d_head: int, half: int, cos: int, sin: int, /) -> None: ...
     def store_kv(self, k: int, v: int, layer: int, /) -> None: ...
+    def rope_store_kv(self, turns: Sequence[_Turn], v: int, layer: int, /) -> None: ...
     def attention(self, out: int, q: int, layer: int, heads: int, scale: float, window: int, /) -> None: ...
-    def glu(self, out: int, gate: int, up: int, n: int, gelu: bool, quant: int, /) -> None: ...
-    def add(self, out: int, a: int, b: int, n: int, /) -> None: ...
-    def select(self, out: int, x: int, n: int, /) -> None: ...
     def run(
         self,
         tokens: NDArray[np.int32],
@@ -193,7 +201,7 @@ class Plan:
         logits: NDArray[np.float32],
         times: NDArray[np.int64],
     ) -> None:
-        """As run; fills times (threads, ops, 2) with the nanoseconds of each op and of the wait after it."""
+        """As run; fills times (threads, ops, 2) with the nanoseconds of each op and of its waits for others."""
 
 # bind_vocab.cpp
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 
 from devices.models import RandomModel, batch, difference, run_all, spec
 from pellucid import _core
-from pellucid.devices.cpu import FLOAT_FORMATS
+from pellucid.devices.cpu import FLOAT_FORMATS, CpuDevice
 from pellucid.errors import ConfigError, EngineError
 from pellucid.formats import FORMATS
+from pellucid.graph.fuse import fuse
+from pellucid.graph.graph import Graph
 from pellucid.kv.store import unpack_page
+from pellucid.models.decoder import decoder_graph
 
 SPECS = {
     "gqa": spec(),
@@ -77,6 +81,29 @@ def test_bits_do_not_depend_on_threads_nor_instruction_set(isa: str, kv: str) ->
         run_all(device, TOKENS[:289], pages_for(290))
         last = device.run(batch([(TOKENS[289:290], 289, pages_for(290))], [0]))
         assert np.array_equal(last[0], want[289])
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("format_", ["q4_1", "q6_k", "f16"])
+def test_a_fused_plan_equals_its_ops_to_the_bit(name: str, format_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few rows, where each thread does the norms for itself, with many, and with any value looked at."""
+    model = RandomModel(SPECS[name], format_)
+    graph = decoder_graph(model.spec)
+    fused = model.device(threads=3)
+
+    def device(fusion: Callable[[Graph], Graph]) -> CpuDevice:
+        monkeypatch.setattr("pellucid.devices.cpu.fuse", fusion)
+        return model.device(threads=3)
+
+    plans = [device(lambda graph: graph)]
+    hidden = sorted({v.name for v in graph.values()} - {v.name for v in fuse(graph).values()})
+    for keep in (hidden[::2], hidden[1::2], [v.name for v in graph.values()]):
+        plans.append(device(lambda graph, keep=keep: fuse(graph, keep)))
+    assert len({plan.lowered.dump() for plan in (fused, *plans)}) == 5
+    for chunk in (1, 3, 40):
+        want = run_all(fused, TOKENS[:40], pages_for(40), chunk)
+        for plan in plans:
+            assert np.array_equal(run_all(plan, TOKENS[:40], pages_for(40), chunk), want)
 
 
 def test_bits_do_not_depend_on_neighbours() -> None:

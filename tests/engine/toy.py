@@ -42,6 +42,7 @@ def logits_of(history: NDArray[np.int64]) -> NDArray[np.float32]:
 
 class ToyDevice:
     vocab_size = VOCAB
+    pool = None
 
     def __init__(self, *, context=256, page_size=16, page_count=64, max_rows=512):
         self.context, self.page_size, self.page_count, self.max_rows = context, page_size, page_count, max_rows

@@ -34,7 +34,14 @@ def test_what_is_kept_stays_visible() -> None:
     for name in hidden:
         seen = {v.name for v in fuse(graph, keep={name}).values()}
         assert name in seen
-    assert {v.name for v in fuse(graph, keep=hidden).values()} == {v.name for v in graph.values()}
+    everything = {v.name for v in graph.values()}
+    assert {v.name for v in fuse(graph, keep=everything).values()} == everything
+
+
+def test_a_layer_is_six_ops() -> None:
+    for options in ({}, {"qk_norm": True, "post_norms": True}):
+        few, more = (len(fuse(decoder_graph(spec(windows=(0,) * n, **options))).ops) for n in (2, 3))
+        assert more - few == 6
 
 
 def test_names_are_transformer_lens_names() -> None:
@@ -53,7 +60,8 @@ def test_names_are_transformer_lens_names() -> None:
 def test_a_value_with_two_readers_is_not_fused_away() -> None:
     x, n, m, y = (Value(name, (4,)) for name in ("x", "n", "m", "y"))
     graph = Graph((Embed(x, "t", 1.0), Normalize(n, x, 1e-5), Multiply(m, n, "w"), Add(y, m, n)), y)
-    assert not any(isinstance(op, Fused) for op in fuse(graph).ops)
+    (_, rows) = fuse(graph).ops
+    assert isinstance(rows, Fused) and rows.kind == "rows" and rows.parts == graph.ops[1:]
 
 
 def test_a_linear_that_is_the_result_is_not_fused_away() -> None:

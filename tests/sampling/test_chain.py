@@ -241,6 +241,18 @@ def test_scores_of_a_prompt():
         Sampler(70).score(logits, tokens, 1)
 
 
+def test_threads_share_rows_and_change_nothing():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 3, (40, 5000)).astype(np.float32)
+    logits[::3] *= 0.01  # flat: what decides lies far from the best
+    kinds = [{}, {"top_p": 0.7}, {"top_k": 30}, {"min_p": 0.05}, {"temperature": 0}, {"top_p": 0.999, "logprobs": 3}]
+    alone, shared = Sampler(5000), Sampler(5000, _core.Pool(3))
+    states = [alone.state(SamplingParams(**kinds[i % len(kinds)]), i, 0, [0], ()) for i in range(40)]
+    want, got = (s.pick(states, logits, range(40), range(40)) for s in (alone, shared))
+    assert got.tokens == want.tokens
+    assert got.own == want.own
+
+
 def test_the_binding_refuses_what_does_not_fit():
     sampler = Sampler(4)
     state = sampler.state(SamplingParams(logprobs=3), 0, 0, [0], ())
@@ -248,8 +260,7 @@ def test_the_binding_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="not in the logits"):
         sampler.pick([state], logits, [1], [0])
     with pytest.raises(ValueError, match="no place"):
-        _core.sample_rows(
-            [state], logits, one, np.zeros(1, np.int64), one.copy(), one.copy(), np.zeros(1, np.float32), None, None
-        )
+        where = one.copy(), one.copy(), np.zeros(1, np.float32)
+        _core.sample_rows([state], logits, one, np.zeros(1, np.int64), *where, None, None, None)
     with pytest.raises(ValueError, match="vocabulary"):
         sampler.score(logits, [4], 1)

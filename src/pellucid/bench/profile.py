@@ -40,6 +40,7 @@ class ProfiledDevice:
         self._device = device
         self.vocab_size, self.context, self.max_rows = device.vocab_size, device.context, device.max_rows
         self.page_size, self.page_count = device.page_size, device.page_count
+        self.pool = device.pool
         self.calls: list[Call] = []
 
     def run(self, batch: Batch) -> NDArray[np.float32]:

@@ -71,7 +71,7 @@ class PlanWork:
         sizes = self.lowered.row_bytes
         moved = sum(sizes[v.name] for v in (*record.needs(), *record.writes())) * _count(record, rows)
         work = self._demand(record, rows) + Work(moved)
-        if record.kind == "store_kv":
+        if record.kind in ("store_kv", "rope_store_kv"):
             work += Work(self._token_bytes * rows.count)
         if record.kind == "attention" and record.out is not None:
             keys = sum(_pairs(start, n, record.window) for start, n in rows.spans)

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid._core import Pool
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -41,6 +43,11 @@ class Device(Protocol):
     page_count: int
     max_rows: int
     """Most rows in one step."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """Threads of the core that idle between two runs, for what else a step computes."""
+        ...
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Compute one step. Returns logits (wanted, vocab_size), valid until the next run."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Batch
-from pellucid.devices.lower import Lowered, Record, lower
+from pellucid.devices.lower import Lowered, Record, Turn, lower
 from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.formats import Weight
 from pellucid.graph.fuse import fuse
@@ -107,10 +107,10 @@ class CpuDevice:
             self.kv = _core.KvStore(
                 config.kv, shape.n_layers, config.kv_pages, config.page_size, shape.n_kv_heads, shape.d_head
             )
-            self._pool = _core.Pool(config.threads)
+            self.pool = _core.Pool(config.threads)
             self.lowered = lower(fuse(graph), lambda name: matrices[name].format not in FLOAT_FORMATS)
             self._plan = _core.Plan(
-                self._pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
+                self.pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
                 self.lowered.arena_row_bytes,
             )  # fmt: skip
         except MemoryError as e:
@@ -180,7 +180,7 @@ class CpuDevice:
         """As `run`, and what it took: (threads, records, 2) nanoseconds of each of `lowered.records` and of the wait
         for the other threads after it."""
         logits = self._room(len(batch.logit_rows))
-        times = np.empty((self._pool.threads, len(self.lowered.records), 2), np.int64)
+        times = np.empty((self.pool.threads, len(self.lowered.records), 2), np.int64)
         try:
             self._plan.profile(
                 batch.tokens,
@@ -249,42 +249,48 @@ class _Builder:
             self.ropes[rope] = (self.plan.constant(cos.ravel()), self.plan.constant(sin.ravel()))
         return self.ropes[rope]
 
-    def _add(self, r: Record) -> None:
-        plan, reads = self.plan, [self.slots[v.name] for v in r.reads]
-        if r.kind == "linear":
-            parts = [(self.slots[p.out.name], self.matrices[p.weight], self._constant(p.bias)) for p in r.parts]
-            x = reads[0] if reads else _core.NONE
-            plan.linear(x, self._slot(r.quant), parts, self._slot(r.residual), r.selected)
-            return
-        if r.kind == "store_kv":
-            plan.store_kv(reads[0], reads[1], r.layer)
-            return
+    def _step(self, r: Record) -> tuple[int, int, int, int, int, int, int, float, bool, int]:
+        """What the core's RowStep takes: kind, out, x, y, groups, n, weight, eps, gelu, quant."""
         if r.out is None:
             raise EngineError(f"plan: {r.describe()} makes nothing")
-        out, shape, n = self.slots[r.out.name], r.out.shape, r.out.size
-        groups, width = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
+        *outer, n = r.out.shape
+        reads = [self.slots[v.name] for v in r.reads]
+        return (
+            _core.STEP_KINDS.index(r.kind), self.slots[r.out.name], reads[0], reads[-1], outer[0] if outer else 1, n,
+            self._constant(r.weight), r.number, r.activation == "gelu_tanh", self._slot(r.quant),
+        )  # fmt: skip
+
+    def _turn(self, turn: Turn) -> tuple[int, int, int, int, float, int, int, int, int]:
+        """What the core's Turn takes: out, x, normed, weight, eps, heads, half, cos, sin."""
+        normed = turn.normed or turn.out
+        return (
+            self.slots[turn.out.name], self.slots[turn.x.name], self.slots[normed.name], self._constant(turn.weight),
+            turn.eps, turn.out.shape[0], turn.rope.dims // 2, *self._rope(turn.rope),
+        )  # fmt: skip
+
+    def _add(self, r: Record) -> None:
+        plan, reads = self.plan, [self.slots[v.name] for v in r.reads]
+        steps = [self._step(step) for step in r.steps]
         match r.kind:
-            case "embed":
-                plan.embed(out, self.matrices[r.weight or ""], r.number)
-            case "rms_norm":
-                plan.rms_norm(
-                    out, reads[0], groups, width, self._constant(r.weight), r.number, self._slot(r.quant), r.selected
-                )
-            case "multiply":
-                plan.multiply(out, reads[0], groups, width, self._constant(r.weight), r.selected)
-            case "quantize":
-                plan.quantize(out, reads[0], n, r.selected)
-            case "rope":
-                if r.rope is None:
-                    raise EngineError(f"plan: {r.describe()} has no angles")
-                plan.rope(out, reads[0], groups, width, r.rope.dims // 2, *self._rope(r.rope))
-            case "attention":
-                plan.attention(out, reads[0], r.layer, groups, r.number, r.window)
-            case "glu":
-                plan.glu(out, reads[0], reads[1], n, r.gelu, self._slot(r.quant))
-            case "add":
-                plan.add(out, reads[0], reads[1], n)
-            case "select":
-                plan.select(out, reads[0], n)
+            case "rows":
+                plan.rows(steps, r.selected)
+            case "linear":
+                parts = [(self.slots[p.out.name], self.matrices[p.weight], self._constant(p.bias)) for p in r.parts]
+                x = reads[0] if reads else _core.NONE
+                plan.linear(
+                    steps, x, self._slot(r.quant_in), parts, self._slot(r.residual), r.activation or "",
+                    self._slot(r.quant), r.selected,
+                )  # fmt: skip
+            case "rope_store_kv":
+                plan.rope_store_kv([self._turn(turn) for turn in r.turns], reads[0], r.layer)
+            case "store_kv":
+                plan.store_kv(reads[0], reads[1], r.layer)
+            case "embed" if r.out is not None:
+                plan.embed(self.slots[r.out.name], self.matrices[r.weight or ""], r.number)
+            case "rope" if r.out is not None and r.rope is not None:
+                heads, width = r.out.shape
+                plan.rope(self.slots[r.out.name], reads[0], heads, width, r.rope.dims // 2, *self._rope(r.rope))
+            case "attention" if r.out is not None:
+                plan.attention(self.slots[r.out.name], reads[0], r.layer, r.out.shape[0], r.number, r.window)
             case _:
                 raise EngineError(f"plan: no native op {r.kind!r}")

@@ -1,7 +1,8 @@
 """Lowering for the CPU: from a fused graph to the flat list of records that the native plan is built from.
 
-Law: a record names a native op, what it reads and writes, and its numbers; nothing is decided after this. Where a
-linear layer's weights are quantised its input is quantised once, by the op that makes it if that op holds whole rows.
+Law: a record names a native op, what it reads and writes, and its numbers; nothing is decided after this. All threads
+meet after each record. Where a linear layer's weights are quantised its input is quantised once: by the op that makes
+it if that op holds whole rows or whole blocks of them, else by the linear itself before it begins.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pellucid.errors import PellucidError
 from pellucid.graph.arena import Life, place
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
+    Activation,
     Add,
     Attention,
     Embed,
@@ -40,6 +42,19 @@ class LinearPart:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Heads that a record rotates, after a norm where `weight` names one."""
+
+    out: Value
+    x: Value
+    rope: RopeSpec
+    weight: str | None = None
+    eps: float = 0.0
+    normed: Value | None = None
+    """Where what lies between is kept, if anyone wants to see it."""
+
+
+@dataclass(frozen=True)
 class Record:
     """One native op. Operands that the kind does not use keep their defaults."""
 
@@ -48,51 +63,76 @@ class Record:
     reads: tuple[Value, ...] = ()
     weight: str | None = None
     quant: Value | None = None
-    """A quantised copy: of the output where the op makes it, of the input where the op reads it."""
+    """The quantised copy of what the op makes."""
+    quant_in: Value | None = None
+    """The quantised copy of what a linear reads."""
+    steps: tuple[Record, ...] = ()
+    """Row by row ops: all that a "rows" record is, and what a linear does first."""
     parts: tuple[LinearPart, ...] = ()
     residual: Value | None = None
+    turns: tuple[Turn, ...] = ()
     rope: RopeSpec | None = None
     layer: int = -1
     number: float = 0.0
     """Scale or epsilon."""
     window: int = 0
-    gelu: bool = False
+    activation: Activation | None = None
+    """Of a glu. A linear of two parts that has one puts activation(first) · second in the first one's place."""
     selected: bool = False
     """The rows are those whose logits are wanted."""
 
     def writes(self) -> Iterator[Value]:
         """Values made by the record."""
-        if self.out is not None:
-            yield self.out
-        if self.quant is not None and self.kind != "linear":
-            yield self.quant
+        for step in self.steps:
+            yield from step.writes()
+        for turn in self.turns:
+            yield from (turn.out,) if turn.normed is None else (turn.normed, turn.out)
         for part in self.parts:
             yield part.out
+        if self.out is not None:
+            yield self.out
+        if self.quant is not None:
+            yield self.quant
 
     def needs(self) -> Iterator[Value]:
-        """Values read by the record."""
+        """Values read by the record that others made."""
+        made: set[str] = set()
+        for step in self.steps:
+            yield from (v for v in step.needs() if v.name not in made)
+            made.update(v.name for v in step.writes())
+        yield from (v for v in self._operands() if v.name not in made)
+
+    def _operands(self) -> Iterator[Value]:
+        """Values read by the record itself, after its steps."""
+        for turn in self.turns:
+            yield turn.x
         yield from self.reads
-        if self.quant is not None and self.kind == "linear":
-            yield self.quant
+        if self.quant_in is not None:
+            yield self.quant_in
         if self.residual is not None:
             yield self.residual
 
     def describe(self) -> str:
-        """One line for golden dumps."""
-        made = ", ".join(v.name for v in self.writes()) or "-"
-        words = [v.name for v in self.needs()]
-        words += [w for w in (self.weight, *(p.weight for p in self.parts)) if w]
+        """For golden dumps: a line for the record, and an indented one for each of its steps, which come first."""
+        return "\n".join([self._describe(), *(f"  {step.describe()}" for step in self.steps)])
+
+    def _describe(self) -> str:
+        if self.kind == "rows":
+            return "rows"
+        inside = {v.name for step in self.steps for v in step.writes()}
+        made = ", ".join(v.name for v in self.writes() if v.name not in inside) or "-"
+        words = [v.name for v in self._operands()]
+        words += [w for w in (self.weight, *(t.weight for t in self.turns), *(p.weight for p in self.parts)) if w]
         words += [f"bias {p.bias}" for p in self.parts if p.bias]
         if self.layer >= 0:
             words.append(f"layer={self.layer}")
-        if self.gelu:
-            words.append("gelu")
+        if self.activation:
+            words.append(self.activation)
         if self.window:
             words.append(f"window={self.window}")
         if self.number:
             words.append(f"{self.number:.9g}")
-        if self.rope is not None:
-            words.append(f"base={self.rope.base:g}")
+        words += [f"base={rope.base:g}" for rope in (self.rope, *(t.rope for t in self.turns)) if rope]
         return f"{made} <- {self.kind}({', '.join(words)}){' selected' if self.selected else ''}"
 
 
@@ -108,7 +148,7 @@ class Lowered:
     arena_row_bytes: int = 0
 
     def dump(self) -> str:
-        """The plan as text: a line a record, then the arena's size."""
+        """The plan as text: the records, then the arena's size."""
         lines = [r.describe() for r in self.records]
         return "\n".join([*lines, f"arena: {self.arena_row_bytes} bytes a row"]) + "\n"
 
@@ -132,75 +172,138 @@ def lower(graph: Graph, quantized: Callable[[str], bool]) -> Lowered:
     selected: set[str] = set()
     for op in graph.ops:
         record = _record(op, quantized)
-        if record.kind == "select" or any(v.name.removesuffix(QUANT_SUFFIX) in selected for v in record.needs()):
-            record = replace(record, selected=True)
+        if any(r.kind == "select" for r in (record, *record.steps)) or any(v.name in selected for v in record.needs()):
+            record = _select(record)
             selected.update(v.name for v in record.writes())
         records.append(record)
-    records = _quantise_inputs(records)
-    return _place(records, graph.result)
+    return _place(_quantise_inputs(records), graph.result)
+
+
+def _select(record: Record) -> Record:
+    return replace(record, selected=True, steps=tuple(map(_select, record.steps)))
 
 
 def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
     match op:
         case Embed(out, table, scale):
             return Record("embed", out, weight=table, number=scale)
+        case Linear():
+            return _linear((op,), quantized)
+        case Fused("linear", parts):
+            return _linear(parts, quantized)
+        case Rope(out, x, rope):
+            return Record("rope", out, (x,), rope=rope)
+        case StoreKV(layer, k, v):
+            return Record("store_kv", None, (k, v), layer=layer)
+        case Fused("rope_store_kv", parts, seen):
+            return _rope_store(parts, seen)
+        case Attention(out, q, layer, _, scale, window):
+            return Record("attention", out, (q,), layer=layer, number=scale, window=window)
+        case Fused("rows", parts):
+            return Record("rows", steps=tuple(map(_step, parts)))
+        case _:
+            return Record("rows", steps=(_step(op),))
+
+
+def _step(op: Op) -> Record:
+    """An op that works row by row."""
+    match op:
         case Normalize(out, x, eps):
             return Record("rms_norm", out, (x,), number=eps)
         case Multiply(out, x, weight):
             return Record("multiply", out, (x,), weight=weight)
         case Fused("rms_norm", (Normalize(_, x, eps), Multiply(out, _, weight))):
             return Record("rms_norm", out, (x,), weight=weight, number=eps)
-        case Linear():
-            return _linear((op,), None, quantized)
-        case Fused("linears", parts):
-            return _linear(tuple(p for p in parts if isinstance(p, Linear)), None, quantized)
-        case Fused("linear_add", (Linear() as linear, Add(out, a, b))):
-            residual = b if a == linear.out else a
-            return _linear((replace(linear, out=out),), residual, quantized)
-        case Rope(out, x, rope):
-            return Record("rope", out, (x,), rope=rope)
-        case StoreKV(layer, k, v):
-            return Record("store_kv", None, (k, v), layer=layer)
-        case Attention(out, q, layer, _, scale, window):
-            return Record("attention", out, (q,), layer=layer, number=scale, window=window)
         case Glu(out, gate, up, activation):
-            return Record("glu", out, (gate, up), gelu=activation == "gelu_tanh")
+            return Record("glu", out, (gate, up), activation=activation)
         case Add(out, a, b):
             return Record("add", out, (a, b))
         case SelectRows(out, x):
             return Record("select", out, (x,))
-        case Fused(kind):
-            raise PellucidError(f"lower: no native op for the fused kind {kind!r}")
+        case _:
+            kind = op.kind if isinstance(op, Fused) else type(op).__name__
+            raise PellucidError(f"lower: {kind} does not work row by row")
 
 
-def _linear(ops: tuple[Linear, ...], residual: Value | None, quantized: Callable[[str], bool]) -> Record:
-    x = ops[0].x
-    kinds = {quantized(o.weight) for o in ops}
-    quant = Value(x.name + QUANT_SUFFIX, (x.size,)) if True in kinds else None
-    parts = tuple(LinearPart(o.out, o.weight, o.bias) for o in ops)
-    return Record("linear", None, (x,) if False in kinds else (), quant=quant, parts=parts, residual=residual)
+def _linear(ops: tuple[Op, ...], quantized: Callable[[str], bool]) -> Record:
+    linears = [op for op in ops if isinstance(op, Linear)]
+    first = ops.index(linears[0])
+    x = linears[0].x
+    kinds = {quantized(o.weight) for o in linears}
+    parts = [LinearPart(o.out, o.weight, o.bias) for o in linears]
+    residual = activation = None
+    match ops[first + len(linears) :]:
+        case (Add(out, a, b),):
+            residual = b if a == parts[0].out else a
+            parts[0] = replace(parts[0], out=out)
+        case (Glu(out, _, _, activation),):
+            parts[0] = replace(parts[0], out=out)
+        case _:
+            pass
+    return Record(
+        "linear",
+        reads=(x,) if False in kinds else (),
+        quant_in=Value(x.name + QUANT_SUFFIX, (x.size,)) if True in kinds else None,
+        steps=tuple(map(_step, ops[:first])),
+        parts=tuple(parts),
+        residual=residual,
+        activation=activation,
+    )
+
+
+def _rope_store(ops: tuple[Op, ...], seen: tuple[Value, ...]) -> Record:
+    norms: dict[str, Record] = {}
+    turns: list[Turn] = []
+    for op in ops:
+        match op:
+            case Rope(out, x, rope) if (norm := norms.get(x.name)) is not None:
+                normed = x if x in seen else None
+                turns.append(Turn(out, norm.reads[0], rope, norm.weight, norm.number, normed))
+            case Rope(out, x, rope):
+                turns.append(Turn(out, x, rope))
+            case StoreKV(layer, _, v):
+                return Record("rope_store_kv", reads=(v,), turns=tuple(turns), layer=layer)
+            case _:
+                norm = _step(op)
+                norms |= {v.name: norm for v in norm.writes()}
+    raise PellucidError("lower: a rope_store_kv stores nothing")
 
 
 def _quantise_inputs(records: list[Record]) -> list[Record]:
-    """Have every quantised input made once: by its producer, or by a record of its own before the first reader."""
+    """Have every quantised input made once: by the record that makes the input, or by a step of its first reader."""
     out: list[Record] = []
-    at: dict[str, int] = {}  # value name → index of its producer in out
+    maker: dict[str, int] = {}  # value name → index of the record that makes it
     made: set[str] = set()
     for record in records:
-        quant = record.quant
-        if record.kind == "linear" and quant is not None and quant.name not in made:
+        quant = record.quant_in
+        if quant is not None and quant.name not in made:
             made.add(quant.name)
             name = quant.name.removesuffix(QUANT_SUFFIX)
-            producer = out[at[name]]
-            source = next(v for v in producer.writes() if v.name == name)
-            if producer.kind in ("rms_norm", "glu"):
-                out[at[name]] = replace(producer, quant=quant)
+            steps = _quantising(record.steps, name, quant)
+            at = maker.get(name)
+            if steps is not None:
+                record = replace(record, steps=steps)
+            elif at is not None and _makes_blocks(out[at], name):
+                out[at] = replace(out[at], quant=quant)
             else:
-                out.append(Record("quantize", quant, (source,), selected=producer.selected))
-        for v in record.writes():
-            at[v.name] = len(out)
+                step = Record("quantize", quant, (Value(name, quant.shape),), selected=record.selected)
+                record = replace(record, steps=(*record.steps, step))
+        maker |= {v.name: len(out) for v in record.writes()}
         out.append(record)
     return out
+
+
+def _quantising(steps: tuple[Record, ...], name: str, quant: Value) -> tuple[Record, ...] | None:
+    """The steps, the one that makes `name` quantising it as well; None if none can."""
+    for i, step in enumerate(steps):
+        if step.kind in ("rms_norm", "glu") and step.out is not None and step.out.name == name:
+            return (*steps[:i], replace(step, quant=quant), *steps[i + 1 :])
+    return None
+
+
+def _makes_blocks(record: Record, name: str) -> bool:
+    """Whether each thread of the record makes whole blocks of the value, and can quantise them."""
+    return record.kind == "linear" and record.activation is not None and record.parts[0].out.name == name
 
 
 def _place(records: list[Record], result: Value) -> Lowered:

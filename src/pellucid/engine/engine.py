@@ -78,7 +78,7 @@ class Engine:
             vocab_size=device.vocab_size,
             hub=self.hub,
         )
-        self.sampler = Sampler(device.vocab_size)
+        self.sampler = Sampler(device.vocab_size, device.pool)
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
         self._arrivals = 0

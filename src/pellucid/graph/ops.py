@@ -6,12 +6,15 @@ the number of rows comes with the batch. A `Fused` op has no meaning of its own:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pellucid.errors import PellucidError
 
 Activation = Literal["silu", "gelu_tanh"]
+FusedKind = Literal["rms_norm", "rows", "linear", "rope_store_kv"]
+"""What `fuse` makes (see there)."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,10 @@ class SelectRows:
 class Fused:
     """Several ops that a device runs as one, with float32 between them, so that the bits are those of its parts."""
 
-    kind: Literal["rms_norm", "linears", "linear_add"]
+    kind: FusedKind
     parts: tuple[Op, ...]
+    outs: tuple[Value, ...]
+    """Values that are seen outside it."""
 
 
 Op = Embed | Normalize | Multiply | Linear | Rope | StoreKV | Attention | Glu | Add | SelectRows | Fused
@@ -161,7 +166,7 @@ _WEIGHT_FIELDS = ("table", "weight", "bias")
 def inputs(op: Op) -> tuple[Value, ...]:
     """Values that the op reads; for a fused op those that come from outside it."""
     if isinstance(op, Fused):
-        made = {v.name for p in op.parts for v in outputs(p)}
+        made = {v.name for p in plain(op.parts) for v in outputs(p)}
         seen = {v.name: v for p in op.parts for v in inputs(p) if v.name not in made}
         return tuple(seen.values())
     return tuple(v for f in _VALUE_FIELDS if isinstance(v := getattr(op, f, None), Value))
@@ -170,11 +175,18 @@ def inputs(op: Op) -> tuple[Value, ...]:
 def outputs(op: Op) -> tuple[Value, ...]:
     """Values that the op makes; for a fused op those that are seen outside it."""
     if isinstance(op, Fused):
-        if op.kind == "linears":
-            return tuple(v for p in op.parts for v in outputs(p))
-        return outputs(op.parts[-1])
+        return op.outs
     out = getattr(op, "out", None)
     return (out,) if isinstance(out, Value) else ()
+
+
+def plain(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops with the fused ones taken apart."""
+    for op in ops:
+        if isinstance(op, Fused):
+            yield from plain(op.parts)
+        else:
+            yield op
 
 
 def weights(op: Op) -> tuple[str, ...]:
@@ -207,7 +219,7 @@ def check(op: Op) -> None:
             need(out.shape == gate.shape == up.shape, "gate, up and output differ in shape")
         case Add(out, a, b):
             need(out.shape == a.shape == b.shape, "operands and output differ in shape")
-        case Fused(_, parts):
+        case Fused(parts=parts):
             for p in parts:
                 check(p)
         case Embed() | Linear():

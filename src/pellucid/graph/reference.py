@@ -98,7 +98,7 @@ class Reference:
                     make(out.name, values[a.name] + values[b.name])
                 case SelectRows(out, x):
                     make(out.name, values[x.name][selected])
-                case Fused(_, parts):
+                case Fused(parts=parts):
                     for part in parts:
                         run(part)
 

@@ -47,10 +47,11 @@ class Picks:
 
 
 class Sampler:
-    """Draws tokens for one vocabulary."""
+    """Draws tokens for one vocabulary; the threads of `pool` share the rows of a step."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, pool: _core.Pool | None = None) -> None:
         self.vocab_size = vocab_size
+        self.pool = pool
 
     def state(
         self, params: SamplingParams, seed: int, choice: int, prompt: Sequence[int], end_ids: Iterable[int]
@@ -108,6 +109,7 @@ class Sampler:
                 own,
                 top_ids,
                 top_logprobs,
+                self.pool,
             )
         return Picks(tokens.tolist(), status.tolist(), own.tolist(), top_ids, top_logprobs)
 
