@@ -4,14 +4,17 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bind.h"
 #include "dispatch.h"
 #include "matrix.h"
+#include "packing.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -63,10 +66,14 @@ void quantize_rows(const Kernels& table, const float* x, int64_t tokens, int col
   for (int64_t t = 0; t < tokens; ++t) table.quantize(x + t * cols, cols, out + t * stride);
 }
 
-void pack(PackedMatrix& matrix, Bytes data, int threads) {
+void require_whole(const PackedMatrix& matrix, const Bytes& data) {
   require(static_cast<int64_t>(data.shape(0)) == matrix.rows() &&
               static_cast<int64_t>(data.shape(1)) == matrix.file_row_bytes(),
           "data must have the matrix's rows, each of its bytes in the file");
+}
+
+void pack(PackedMatrix& matrix, Bytes data, int threads) {
+  require_whole(matrix, data);
   require(threads >= 1 && threads <= 1024, "threads must lie in 1..1024");
   const uint8_t* src = data.data();
   const int64_t panels = matrix.panels();
@@ -79,6 +86,47 @@ void pack(PackedMatrix& matrix, Bytes data, int threads) {
   for (int i = 1; i < threads; ++i) others.emplace_back(part, i);
   part(0);
 }
+
+// Packing, which holds on to what it packs until it is packed.
+class HeldPacking {
+ public:
+  explicit HeldPacking(int threads) {
+    require(threads >= 1 && threads <= 1024, "threads must lie in 1..1024");
+    packing_ = std::make_unique<Packing>(threads);
+  }
+  ~HeldPacking() {
+    const nb::gil_scoped_release release;
+    packing_.reset();
+  }
+  HeldPacking(const HeldPacking&) = delete;
+  HeldPacking& operator=(const HeldPacking&) = delete;
+
+  void add(nb::object matrix, Bytes data, bool mapped) {
+    auto& packed = nb::cast<PackedMatrix&>(matrix);
+    require_whole(packed, data);
+    held_.emplace_back(std::move(matrix), data);
+    packing_->add(packed, data.data(), mapped);
+    let_go();
+  }
+  bool wait(double seconds) {
+    bool all = false;
+    {
+      const nb::gil_scoped_release release;
+      all = packing_->wait(seconds);
+    }
+    let_go();
+    return all;
+  }
+  const Packing& packing() const { return *packing_; }
+
+ private:
+  void let_go() {
+    for (const size_t packed = packing_->packed(); let_go_ < packed; ++let_go_) held_.pop_front();
+  }
+  std::unique_ptr<Packing> packing_;
+  std::deque<std::pair<nb::object, Bytes>> held_;
+  size_t let_go_ = 0;
+};
 
 auto row(const PackedMatrix& matrix, int index) {
   if (index < 0 || index >= matrix.rows()) throw nb::index_error("no such row");
@@ -231,6 +279,13 @@ void bind_matrix(nb::module_& m) {
       .def("row", row, "index"_a)
       .def("linear", matrix_linear, "x"_a, "bias"_a = nb::none(), "residual"_a = nb::none(),
            "isa"_a = nb::none());
+  nb::class_<HeldPacking>(m, "Packing")
+      .def(nb::init<int>(), "threads"_a)
+      .def("add", &HeldPacking::add, "matrix"_a, "data"_a, "mapped"_a = false)
+      .def("wait", &HeldPacking::wait, "seconds"_a)
+      .def_prop_ro("bytes_done", [](const HeldPacking& self) { return self.packing().bytes_done(); })
+      .def_prop_ro("unmapped_bytes_left",
+                   [](const HeldPacking& self) { return self.packing().unmapped_bytes_left(); });
   m.def("linear", raw_linear, "format"_a, "packed"_a, "rows"_a, "cols"_a, "x"_a, "out"_a,
         "bias"_a = nb::none(), "residual"_a = nb::none(), "isa"_a = nb::none(), "panel0"_a = 0,
         "panel1"_a = -1);

@@ -3,16 +3,11 @@
 #include <climits>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "simd/scalar.h"
 //
-#include "formats/floats.h"
-#include "formats/q4_0.h"
-#include "formats/q4_1.h"
-#include "formats/q4_k.h"
-#include "formats/q5_0.h"
-#include "formats/q6_k.h"
-#include "formats/q8_0.h"
+#include "pack_rows.h"
 
 namespace pellucid {
 namespace {
@@ -28,7 +23,12 @@ void repack_blocks(const uint8_t* src, int64_t src_row_bytes, int rows, int cols
     const int n = rows - first < kPanel ? rows - first : kPanel;
     const uint8_t* from = src + first * src_row_bytes;
     uint8_t* p = dst + panel * blocks * Fmt::kBytes;
-    if (n < kPanel) std::memset(p, 0, static_cast<size_t>(blocks * Fmt::kBytes));
+    if (n == kPanel) {
+      for (int64_t b = 0; b < blocks; ++b, p += Fmt::kBytes, from += Fmt::kFileBytes)
+        PackRows<Fmt>::pack(FileRows{from, src_row_bytes}, p);
+      continue;
+    }
+    std::memset(p, 0, static_cast<size_t>(blocks * Fmt::kBytes));
     for (int64_t b = 0; b < blocks; ++b, p += Fmt::kBytes, from += Fmt::kFileBytes)
       for (int lane = 0; lane < n; ++lane) Fmt::pack(from + lane * src_row_bytes, lane, p);
   }
@@ -37,13 +37,17 @@ void repack_blocks(const uint8_t* src, int64_t src_row_bytes, int rows, int cols
 template <class Fmt>
 void repack_floats(const uint8_t* src, int64_t src_row_bytes, int rows, int cols, int panel0, int panel1,
                    uint8_t* dst) {
-  constexpr int64_t kSize = sizeof(typename Fmt::Element);
+  constexpr int kSize = sizeof(typename Fmt::Element);
   for (int panel = panel0; panel < panel1; ++panel) {
     const int first = panel * kPanel;
     const int n = rows - first < kPanel ? rows - first : kPanel;
     const uint8_t* from = src + first * src_row_bytes;
     uint8_t* p = dst + panel * static_cast<int64_t>(cols) * kPanel * kSize;
-    if (n < kPanel) std::memset(p, 0, static_cast<size_t>(cols * kPanel * kSize));
+    if (n == kPanel) {
+      pack_elements<kSize>(FileRows{from, src_row_bytes}, cols, p);
+      continue;
+    }
+    std::memset(p, 0, static_cast<size_t>(cols) * kPanel * kSize);
     for (int64_t k = 0; k < cols; ++k, p += kPanel * kSize, from += kSize)
       for (int lane = 0; lane < n; ++lane) std::memcpy(p + lane * kSize, from + lane * src_row_bytes, kSize);
   }

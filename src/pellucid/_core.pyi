@@ -35,6 +35,22 @@ class Matrix:
     ) -> NDArray[np.float32]:
         """residual + (bias + x @ W.T), shape (len(x), rows); x is quantised first where the format asks for it."""
 
+class Packing:
+    """Matrices packed in the background by `threads` of its own, which need no GIL; let go of, it ends early."""
+
+    def __init__(self, threads: int) -> None: ...
+    def add(self, matrix: Matrix, data: NDArray[np.uint8], mapped: bool = False) -> None:
+        """Have all rows packed after what was added before. mapped: `data` is a view of a mapped file, and its pages
+        are dropped from memory as they are packed; never say so of other memory, whose bytes would be lost."""
+    def wait(self, seconds: float) -> bool:
+        """Wait until all is packed, at most so long; whether it is."""
+    @property
+    def bytes_done(self) -> int:
+        """Bytes of `data` that are packed."""
+    @property
+    def unmapped_bytes_left(self) -> int:
+        """Bytes of `data`, where it is not mapped, that are not packed yet and so are held."""
+
 def linear(
     format: str,
     packed: NDArray[np.uint8],

@@ -2,7 +2,8 @@
 
 Law: text and ids go in, results come out; everything between is the engine's. A call submits its sequences to the one
 thread that owns the engine, turns events into results, and in whatever way it ends (done, an error, Ctrl-C, a stream
-that is thrown away) takes back what it submitted: pages return as soon as the step that runs has ended.
+that is thrown away) takes back what it submitted: pages return as soon as the step that runs has ended. Most modules are
+imported where they are first needed, for while weights are packed in the background there is time to import them.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from pellucid.answers import Answer
-from pellucid.checkpoint.open import Checkpoint, open_checkpoint
 from pellucid.config import EngineConfig
-from pellucid.devices.base import Device
-from pellucid.engine.engine import Engine
-from pellucid.engine.events import Event
-from pellucid.engine.worker import Worker
 from pellucid.errors import CapacityError, ConfigError, EngineError, RequestError
-from pellucid.models.spec import ModelSpec
 from pellucid.results import Chunk, RequestOutput, ScoreResult
 from pellucid.sampling.params import SamplingParams
-from pellucid.text.chat import ChatTemplate, encode_rendered
-from pellucid.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pellucid.answers import Answer
+    from pellucid.checkpoint.open import Checkpoint
+    from pellucid.devices.base import Device
+    from pellucid.engine.engine import Engine
+    from pellucid.engine.events import Event
+    from pellucid.engine.worker import Worker
+    from pellucid.models.spec import ModelSpec
+    from pellucid.text.chat import ChatTemplate
+    from pellucid.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """Text, or token ids that are taken as they are."""
@@ -95,8 +98,8 @@ class LLM:
         isa: str | None = None,
         progress: bool | None = None,
     ) -> None:
-        from pellucid.devices.cpu import CpuDevice
-        from pellucid.models.decoder import decoder_graph
+        from pellucid.checkpoint.open import open_checkpoint
+        from pellucid.devices.loading import Loading
         from pellucid.models.pull import resolve
 
         if not isinstance(model, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -114,11 +117,18 @@ class LLM:
         )
         checkpoint = open_checkpoint(resolve(config.model, progress=_shown(progress)))
         try:
-            source = checkpoint.tokenizer
-            tokenizer = Tokenizer.from_source(source)
-            template = ChatTemplate.from_source(source, tokenizer)
-            with _loading(checkpoint.nbytes, _shown(progress)) as tick:
-                device = CpuDevice.load(checkpoint, decoder_graph(checkpoint.spec), config, tick)
+            with Loading(checkpoint, config) as loading:
+                from pellucid.devices.cpu import CpuDevice
+                from pellucid.models.decoder import decoder_graph
+                from pellucid.text.chat import ChatTemplate
+                from pellucid.text.tokenizer import Tokenizer
+
+                source = checkpoint.tokenizer
+                tokenizer = Tokenizer.from_source(source)
+                template = ChatTemplate.from_source(source, tokenizer)
+                graph = decoder_graph(checkpoint.spec)
+                with _loading(checkpoint.nbytes, _shown(progress)) as tick:
+                    device = CpuDevice.of(loading, graph, tick)
         except BaseException:
             checkpoint.close()
             raise
@@ -142,6 +152,8 @@ class LLM:
         config: EngineConfig,
         checkpoint: Checkpoint | None,
     ) -> None:
+        from pellucid.engine.engine import Engine
+
         self.name, self.tokenizer, self.template = name, tokenizer, template
         self.device, self.config, self.checkpoint = device, config, checkpoint
         self.engine = Engine(device, config=config)
@@ -159,6 +171,8 @@ class LLM:
     @property
     def worker(self) -> Worker:
         """The one thread that owns the engine, started when it is first asked for. The server submits to it, too."""
+        from pellucid.engine.worker import Worker
+
         with self._starting:
             if self._closed:
                 raise RequestError("this LLM is closed; make a new one")
@@ -304,6 +318,8 @@ class LLM:
         return text, ids
 
     def _of_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> tuple[str, list[int]]:
+        from pellucid.text.chat import encode_rendered
+
         if self.template.source is None:
             raise RequestError(
                 f"{self.name} has no chat template, so it cannot chat; use generate() or stream() with text",
@@ -326,6 +342,8 @@ class LLM:
                 )
 
     def _answer(self, text: str | None, ids: list[int], params: SamplingParams | None) -> Answer:
+        from pellucid.answers import Answer
+
         if params is not None and not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"params={params!r} is not a SamplingParams", param="params")
         if params is None:

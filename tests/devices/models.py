@@ -41,6 +41,9 @@ class RandomModel:
     def weights(self) -> Iterator[Weight]:
         yield from self._weights
 
+    def mapped(self, weight: Weight) -> bool:
+        return False
+
     def release(self, weight: Weight) -> None:
         pass
 

@@ -254,6 +254,7 @@ def _read_file(path: Path) -> tuple[MappedFile, dict[str, object], dict[str, Sto
             raise head.fault(f"the key {shown(key)} occurs twice")
         metadata[key] = head.value(shown(key))
     tensors = _read_tensors(head, n_tensors, _alignment(file, metadata))
+    file.release(0, head.pos)  # all of it is copied
     return file, metadata, tensors
 
 

@@ -52,6 +52,11 @@ class MappedFile:
             raise ModelFileError(f"{self.name}: bytes {offset} to {offset + nbytes} lie outside the file")
         return np.frombuffer(self.map, np.uint8, nbytes, offset)
 
+    def holds(self, array: NDArray[np.uint8]) -> bool:
+        """Whether the array is a view of these bytes."""
+        whole = self.view(0, self.size).__array_interface__["data"][0]
+        return whole <= array.__array_interface__["data"][0] < whole + self.size
+
     def release(self, offset: int, nbytes: int) -> None:
         """Drop the pages of these bytes from memory; they are read from the file again when touched."""
         if hasattr(mmap, "MADV_DONTNEED"):

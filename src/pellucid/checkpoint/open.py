@@ -75,6 +75,10 @@ class Checkpoint:
             return Weight.from_float32(name, values[0] + np.float32(self._norm_offset), FORMATS["f32"])
         return Weight(name, stored.shape, stored.format, stored.data())
 
+    def mapped(self, weight: Weight) -> bool:
+        """Whether that weight's data, as `weight` gave it, is a view of its file, whose pages may be dropped."""
+        return self._bound[weight.name].file.holds(weight.data)
+
     def release(self, weight: Weight) -> None:
         """Drop the file's pages of that weight from memory; views of them stay valid, to be read again when touched."""
         stored = self._bound[weight.name]

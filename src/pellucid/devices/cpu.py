@@ -5,8 +5,7 @@ Law: everything is decided at load. `run` checks nothing that the core checks, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Batch
+from pellucid.devices.loading import Loading, Shape, WeightSource
 from pellucid.devices.lower import Lowered, Record, Turn, lower
 from pellucid.errors import ConfigError, EngineError, MemoryPlanError
-from pellucid.formats import Weight
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import RopeSpec, Value
@@ -25,57 +24,6 @@ from pellucid.kv.store import KVGeometry
 
 FLOAT_FORMATS = frozenset({"f32", "f16", "bf16"})
 """Formats whose products take float activations; all others take int8 rows."""
-
-
-class Shape(Protocol):
-    """What the device needs to know of a model beside its graph (a ModelSpec has it)."""
-
-    @property
-    def vocab(self) -> int:
-        """Tokens of the vocabulary."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """Longest sequence, in tokens."""
-        ...
-
-    @property
-    def n_heads(self) -> int:
-        """Query heads."""
-        ...
-
-    @property
-    def n_kv_heads(self) -> int:
-        """KV heads."""
-        ...
-
-    @property
-    def d_head(self) -> int:
-        """Values of a head."""
-        ...
-
-    @property
-    def n_layers(self) -> int:
-        """Layers."""
-        ...
-
-
-class WeightSource(Protocol):
-    """Where weights come from (a Checkpoint has it)."""
-
-    @property
-    def spec(self) -> Shape:
-        """Sizes of the model."""
-        ...
-
-    def weights(self) -> Iterator[Weight]:
-        """Every weight, in canonical names and order."""
-        ...
-
-    def release(self, weight: Weight) -> None:
-        """Let go of the memory behind a weight."""
-        ...
 
 
 class CpuDevice:
@@ -139,26 +87,14 @@ class CpuDevice:
             config: as the user gave it; what is open is resolved here.
             progress: called with the number of bytes done.
         """
-        shape = source.spec
-        geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
-        config = config.resolve(model_context=shape.context, bytes_per_page=geometry.bytes_per_page)
-        threads = config.threads or 1
-        matrices: dict[str, _core.Matrix] = {}
-        vectors: dict[str, NDArray[np.float32]] = {}
-        for weight in source.weights():
-            if len(weight.shape) == 1:
-                vectors[weight.name] = weight.to_float32()
-            else:
-                try:
-                    matrix = _core.Matrix(weight.format.name, weight.shape[0], weight.shape[1])
-                except MemoryError as e:
-                    raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
-                matrix.pack(np.ascontiguousarray(weight.data), threads)
-                matrices[weight.name] = matrix
-            source.release(weight)
-            if progress is not None:
-                progress(weight.data.nbytes)
-        return cls(graph, shape, matrices, vectors, config)
+        with Loading(source, config) as loading:
+            return cls.of(loading, graph, progress)
+
+    @classmethod
+    def of(cls, loading: Loading, graph: Graph, progress: Callable[[int], None] | None = None) -> CpuDevice:
+        """Build the device of weights that are being loaded, once they are there."""
+        loading.finish(progress)
+        return cls(graph, loading.source.spec, loading.matrices, loading.vectors, loading.config)
 
     def with_config(self, config: EngineConfig) -> CpuDevice:
         """A device of the same weights, which both share, under another configuration; it must be resolved."""
