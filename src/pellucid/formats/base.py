@@ -30,6 +30,8 @@ class Format:
     """(n_blocks, nbytes) → (n_blocks, block): the truth."""
     encode: Callable[[NDArray[np.float32]], NDArray[np.uint8]]
     """(n_blocks, block) → (n_blocks, nbytes)."""
+    native: bool = True
+    """Whether kernels multiply in it. If not, plain numbers become F32 at load, and blocks are refused."""
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of a row of `cols` values. Raises ValueError when the row is not whole blocks."""
