@@ -12,10 +12,12 @@ from pellucid import _core
 from pellucid.formats import FORMATS, Format
 
 ISAS = _core.isas()
-NAMES = list(FORMATS)
+NAMES = [name for name, format in FORMATS.items() if format.native]
 QUANTIZED = [name for name in NAMES if FORMATS[name].block > 1]
 
-_HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+_HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,)}
+_HALVES |= {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_xs": (0,)}
+_HALVES |= {"tq1_0": (52,), "tq2_0": (64,)}
 """Where a block's half-precision scales lie."""
 
 

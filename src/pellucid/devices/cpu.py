@@ -15,8 +15,8 @@ from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Batch
 from pellucid.devices.lower import Lowered, Record, lower
-from pellucid.errors import ConfigError, EngineError, MemoryPlanError
-from pellucid.formats import Weight
+from pellucid.errors import ConfigError, EngineError, MemoryPlanError, UnsupportedModelError
+from pellucid.formats import FORMATS, Weight
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import RopeSpec, Value
@@ -149,11 +149,12 @@ class CpuDevice:
             if len(weight.shape) == 1:
                 vectors[weight.name] = weight.to_float32()
             else:
+                held = _multiplied(weight)
                 try:
-                    matrix = _core.Matrix(weight.format.name, weight.shape[0], weight.shape[1])
+                    matrix = _core.Matrix(held.format.name, held.shape[0], held.shape[1])
                 except MemoryError as e:
                     raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
-                matrix.pack(np.ascontiguousarray(weight.data), threads)
+                matrix.pack(np.ascontiguousarray(held.data), threads)
                 matrices[weight.name] = matrix
             source.release(weight)
             if progress is not None:
@@ -203,6 +204,18 @@ class CpuDevice:
     def memory(self) -> dict[str, int]:
         """Bytes by part: weights, the whole KV cache, scratch of the plan."""
         return {"weights": self.weight_bytes, "kv": self.kv.nbytes, "scratch": self._plan.scratch_bytes}
+
+
+def _multiplied(weight: Weight) -> Weight:
+    """The weight in a format that the kernels multiply in: plain numbers of another kind become F32."""
+    if weight.format.native:
+        return weight
+    if weight.format.block > 1:
+        raise UnsupportedModelError(
+            f"{weight.name} is stored as {weight.format.name.upper()}, which the CPU does not multiply in yet; take a "
+            f"file of {', '.join(n.upper() for n, f in FORMATS.items() if f.native)}"
+        )
+    return Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
 
 
 class _Builder:
