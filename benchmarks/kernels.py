@@ -85,7 +85,7 @@ def main() -> None:
                     | got
                 )
             if not args.json:
-                print(f"  {name:5} | " + " | ".join(cells), flush=True)
+                print(f"  {name:6} | " + " | ".join(cells), flush=True)
     if args.json:
         print(json.dumps(results, indent=1))
 

@@ -15,7 +15,7 @@ from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Batch
 from pellucid.devices.lower import Lowered, Record, lower
-from pellucid.errors import ConfigError, EngineError, MemoryPlanError, UnsupportedModelError
+from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.formats import FORMATS, Weight
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
@@ -149,7 +149,9 @@ class CpuDevice:
             if len(weight.shape) == 1:
                 vectors[weight.name] = weight.to_float32()
             else:
-                held = _multiplied(weight)
+                held = weight
+                if not weight.format.native:
+                    held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
                 try:
                     matrix = _core.Matrix(held.format.name, held.shape[0], held.shape[1])
                 except MemoryError as e:
@@ -204,18 +206,6 @@ class CpuDevice:
     def memory(self) -> dict[str, int]:
         """Bytes by part: weights, the whole KV cache, scratch of the plan."""
         return {"weights": self.weight_bytes, "kv": self.kv.nbytes, "scratch": self._plan.scratch_bytes}
-
-
-def _multiplied(weight: Weight) -> Weight:
-    """The weight in a format that the kernels multiply in: plain numbers of another kind become F32."""
-    if weight.format.native:
-        return weight
-    if weight.format.block > 1:
-        raise UnsupportedModelError(
-            f"{weight.name} is stored as {weight.format.name.upper()}, which the CPU does not multiply in yet; take a "
-            f"file of {', '.join(n.upper() for n, f in FORMATS.items() if f.native)}"
-        )
-    return Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
 
 
 class _Builder:

@@ -107,5 +107,5 @@ def _encode_q8_0(values: Floats) -> Bytes:
 Q4_0 = Format("q4_0", 32, 18, 2, None, _decode_q4_0, _encode_q4_0)
 Q4_1 = Format("q4_1", 32, 20, 3, None, _decode_q4_1, _encode_q4_1)
 Q5_0 = Format("q5_0", 32, 22, 6, None, _decode_q5_0, _encode_q5_0)
-Q5_1 = Format("q5_1", 32, 24, 7, None, _decode_q5_1, _encode_q5_1, native=False)
+Q5_1 = Format("q5_1", 32, 24, 7, None, _decode_q5_1, _encode_q5_1)
 Q8_0 = Format("q8_0", 32, 34, 8, None, _decode_q8_0, _encode_q8_0)

@@ -183,9 +183,9 @@ def _encode_q8_k(values: Floats) -> Bytes:
     return np.concatenate([d.view(np.uint8), q.view(np.uint8), sums.view(np.uint8)], axis=1)
 
 
-Q2_K = Format("q2_k", 256, 84, 10, None, _decode_q2_k, _encode_q2_k, native=False)
-Q3_K = Format("q3_k", 256, 110, 11, None, _decode_q3_k, _encode_q3_k, native=False)
+Q2_K = Format("q2_k", 256, 84, 10, None, _decode_q2_k, _encode_q2_k)
+Q3_K = Format("q3_k", 256, 110, 11, None, _decode_q3_k, _encode_q3_k)
 Q4_K = Format("q4_k", 256, 144, 12, None, _decode_q4_k, _encode_q4_k)
-Q5_K = Format("q5_k", 256, 176, 13, None, _decode_q5_k, _encode_q5_k, native=False)
+Q5_K = Format("q5_k", 256, 176, 13, None, _decode_q5_k, _encode_q5_k)
 Q6_K = Format("q6_k", 256, 210, 14, None, _decode_q6_k, _encode_q6_k)
-Q8_K = Format("q8_k", 256, 292, 15, None, _decode_q8_k, _encode_q8_k, native=False)
+Q8_K = Format("q8_k", 256, 292, 15, None, _decode_q8_k, _encode_q8_k)

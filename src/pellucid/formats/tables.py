@@ -99,6 +99,6 @@ def _encode_mxfp4(values: Floats) -> Bytes:
     return np.where(tries[1][1] < tries[0][1], tries[1][0], tries[0][0])
 
 
-IQ4_NL = Format("iq4_nl", 32, 18, 20, None, _decode_iq4_nl, _encode_iq4_nl, native=False)
-IQ4_XS = Format("iq4_xs", 256, 136, 23, None, _decode_iq4_xs, _encode_iq4_xs, native=False)
-MXFP4 = Format("mxfp4", 32, 17, 39, None, _decode_mxfp4, _encode_mxfp4, native=False)
+IQ4_NL = Format("iq4_nl", 32, 18, 20, None, _decode_iq4_nl, _encode_iq4_nl)
+IQ4_XS = Format("iq4_xs", 256, 136, 23, None, _decode_iq4_xs, _encode_iq4_xs)
+MXFP4 = Format("mxfp4", 32, 17, 39, None, _decode_mxfp4, _encode_mxfp4)

@@ -75,5 +75,5 @@ def _encode_tq2_0(values: Floats) -> Bytes:
     return np.concatenate([pack_planes(q, 2, 32), d], axis=1)
 
 
-TQ1_0 = Format("tq1_0", 256, 54, 34, None, _decode_tq1_0, _encode_tq1_0, native=False)
-TQ2_0 = Format("tq2_0", 256, 66, 35, None, _decode_tq2_0, _encode_tq2_0, native=False)
+TQ1_0 = Format("tq1_0", 256, 54, 34, None, _decode_tq1_0, _encode_tq1_0)
+TQ2_0 = Format("tq2_0", 256, 66, 35, None, _decode_tq2_0, _encode_tq2_0)

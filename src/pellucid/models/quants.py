@@ -1,7 +1,7 @@
 """Which GGUF of a repository to take: the quantization a file's name states, and whether Pellucid reads its formats.
 
 Law: a row names the formats that quantizers mix under that label, the one of most weights first; a label is readable
-when every one of them is native in `formats.FORMATS`, so this table needs no change when a format is added there.
+when every one of them is in `formats.FORMATS`, so this table needs no change when a format is added there.
 """
 
 from __future__ import annotations
@@ -99,4 +99,4 @@ def readable(quant: str | None) -> bool:
 
     if quant is None:
         return True
-    return quant in LABELS and all(f in FORMATS and FORMATS[f].native for f in LABELS[quant])
+    return quant in LABELS and all(f in FORMATS for f in LABELS[quant])
