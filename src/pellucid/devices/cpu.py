@@ -149,10 +149,10 @@ class CpuDevice:
             if len(weight.shape) == 1:
                 vectors[weight.name] = weight.to_float32()
             else:
-                held = weight
-                if not weight.format.native:
-                    held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
                 try:
+                    held = weight
+                    if not weight.format.native:
+                        held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
                     matrix = _core.Matrix(held.format.name, held.shape[0], held.shape[1])
                 except MemoryError as e:
                     raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
