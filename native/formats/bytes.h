@@ -40,13 +40,26 @@ PELLUCID_INLINE int nibble(const uint8_t* vectors, int lane, int k) {
   return k < 16 ? byte & 15 : byte >> 4;
 }
 
-// 32 bytes of a file, each with a field of 2 bits at `shift`, into 2 vectors of pairs: vector h, bits
-// 2f..2f+1 hold codes k = 4(4h + f)..
-PELLUCID_INLINE void put_pairs(uint8_t* vectors, int lane, const uint8_t* bytes, int shift) {
+// Exchange the fields of a under mask << shift with those of b under mask.
+template <int shift>
+PELLUCID_INLINE void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
+  const uint32_t t = ((a >> shift) ^ b) & mask;
+  b ^= t;
+  a ^= t << shift;
+}
+
+// 32 bytes of a file with 4 planes of pairs, for 4 times 32 k, into 4 times 2 vectors, `step` bytes apart:
+// vector h, bits 2f..2f+1 hold codes k = 4(4h + f)..
+PELLUCID_INLINE void put_pairs(uint8_t* vectors, int64_t step, int lane, const uint8_t* bytes) {
   for (int h = 0; h < 2; ++h) {
-    uint32_t pairs = 0;
-    for (int f = 0; f < 4; ++f) pairs |= (word_at(bytes + 4 * (4 * h + f)) >> shift & 0x03030303u) << 2 * f;
-    put_word(vectors, h, lane, pairs);
+    uint32_t w[4];
+    for (int f = 0; f < 4; ++f) w[f] = word_at(bytes + 16 * h + 4 * f);
+    // Word and pair change places.
+    exchange<2>(w[0], w[1], 0x33333333u);
+    exchange<2>(w[2], w[3], 0x33333333u);
+    exchange<4>(w[0], w[2], kLowNibbles);
+    exchange<4>(w[1], w[3], kLowNibbles);
+    for (int s = 0; s < 4; ++s) put_word(vectors + step * s, h, lane, w[s]);
   }
 }
 
@@ -54,11 +67,15 @@ PELLUCID_INLINE int pair(const uint8_t* vectors, int lane, int k) {
   return vectors[64 * (k / 16) + 4 * lane + k % 4] >> 2 * (k / 4 % 4) & 3;
 }
 
-// 32 bytes of a file, each with a bit at `shift`, into 1 vector: bit j holds codes k = 4j..
-PELLUCID_INLINE void put_bits(uint8_t* vector, int lane, const uint8_t* bytes, int shift) {
-  uint32_t plane = 0;
-  for (int j = 0; j < 8; ++j) plane |= (word_at(bytes + 4 * j) >> shift & 0x01010101u) << j;
-  put_word(vector, 0, lane, plane);
+// 32 bytes of a file with 8 planes of bits, for 8 times 32 k, into 8 vectors, `step` bytes apart: bit j holds
+// codes k = 4j..
+PELLUCID_INLINE void put_bits(uint8_t* vectors, int64_t step, int lane, const uint8_t* bytes) {
+  uint32_t w[8];
+  for (int j = 0; j < 8; ++j) w[j] = word_at(bytes + 4 * j);
+  for (int j = 0; j < 8; j += 2) exchange<1>(w[j], w[j + 1], 0x55555555u);
+  for (int j = 0; j < 4; ++j) exchange<2>(w[j + j / 2 * 2], w[j + j / 2 * 2 + 2], 0x33333333u);
+  for (int j = 0; j < 4; ++j) exchange<4>(w[j], w[j + 4], kLowNibbles);
+  for (int s = 0; s < 8; ++s) put_word(vectors + step * s, 0, lane, w[s]);
 }
 
 // 4 bytes of a file, a bit for each k, into such a vector.

@@ -21,10 +21,11 @@ struct Q2_K {
     put_half(p + 32, lane, block + 82);
     for (int s = 0; s < 8; ++s) {
       uint8_t* sub = p + 64 + kSub * s;
-      put_pairs(sub, lane, block + 16 + 32 * (s / 4), 2 * (s % 4));
       sub[128 + lane] = block[2 * s];
       sub[144 + lane] = block[2 * s + 1];
     }
+    for (int half = 0; half < 2; ++half)
+      put_pairs(p + 64 + 4 * kSub * half, kSub, lane, block + 16 + 32 * half);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {

@@ -27,10 +27,9 @@ struct Q3_K {
       for (int f = 0; f < 4; ++f) pairs |= (scales[8 + f] >> 2 * i & 3) << 2 * f;
       p[kHigh + kPanel * i + lane] = static_cast<uint8_t>(pairs);
     }
-    for (int s = 0; s < 8; ++s) {
-      put_pairs(p + kCodes + kSub * s, lane, block + 32 + 32 * (s / 4), 2 * (s % 4));
-      put_bits(p + kCodes + kSub * s + 128, lane, block, s);
-    }
+    for (int half = 0; half < 2; ++half)
+      put_pairs(p + kCodes + 4 * kSub * half, kSub, lane, block + 32 + 32 * half);
+    put_bits(p + kCodes + 128, kSub, lane, block);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {

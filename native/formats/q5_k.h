@@ -31,8 +31,8 @@ struct Q5_K {
       sub[lane] = static_cast<uint8_t>(packed_scale(block + 4, s));
       sub[16 + lane] = static_cast<uint8_t>(packed_min(block + 4, s));
       put_nibbles(sub + 32, lane, block + 48 + 32 * (s / 2), 4 * (s % 2));
-      put_bits(sub + 288, lane, block + 16, s);
     }
+    put_bits(p + 64 + 288, kSub, lane, block + 16);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {

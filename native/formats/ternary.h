@@ -17,7 +17,7 @@ struct TQ2_0 {
 
   static PELLUCID_INLINE void pack(const uint8_t* block, int lane, uint8_t* p) {
     put_half(p, lane, block + 64);
-    for (int s = 0; s < 8; ++s) put_pairs(p + 32 + 128 * s, lane, block + 32 * (s / 4), 2 * (s % 4));
+    for (int half = 0; half < 2; ++half) put_pairs(p + 32 + 512 * half, 128, lane, block + 32 * half);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {
