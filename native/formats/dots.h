@@ -17,6 +17,10 @@ struct Activations {
   }
 };
 
+// Up to so many rows, sums are multiplied by a scale; above, the codes are, once for all rows. Both are
+// exact.
+constexpr int kFewRows = 4;
+
 template <class S, int NR>
 struct Dots {
   typename S::I v[NR];

@@ -1,8 +1,9 @@
 // Q2_K: superblocks of 256, value = (d * sc) * q - dmin * mn, with sc and mn of 4 bits for each 16.
 // Packed, a panel's superblock: 16 half d | 16 half dmin | 8 times: 2 vectors of pairs | 16 bytes of the
-// first 16 k: sc in the low half, mn in the high | 16 of the second. Arithmetic, for each 32, with i0 and i1
-// the dots of its halves and s0 and s1 their sums: part = float(i0) * (d * sc0), then fma(float(i1), d * sc1,
-// part), fma(-dmin * mn0, float(s0), part), fma(-dmin * mn1, float(s1), part); acc = fma(part, a_scale, acc).
+// first 16 k: sc in the low half, mn in the high | 16 of the second. Arithmetic, for each 32, with dot the
+// sum of sc * q * a over both halves, an exact integer, and s1 the sum of the second half: part = float(dot)
+// * d; part = fma(dmin * mn0, -float(sum), part); part = fma(dmin * (mn1 - mn0), -float(s1), part); acc =
+// fma(part, a_scale, acc).
 #pragma once
 #include "formats/dots.h"
 
@@ -44,41 +45,52 @@ struct Q2_K {
   static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
                                          typename S::F (&acc)[NR]) {
     using F = typename S::F;
-    const F d = S::load_f16(halves(p));
-    const F minus_dmin = S::sub(S::zero(), S::load_f16(halves(p + 32)));
+    using I = typename S::I;
+    const F d = S::load_f16(halves(p)), dmin = S::load_f16(halves(p + 32));
     p += 64;
     for (int s = 0; s < 8; ++s, p += kSub) {
       const int64_t b = 8 * block + s;
-      F part[NR];
-      {
-        Dots<S, NR> dots;
-        dots.zero();
-        dots.template add_pairs<0>(p, a, b);
-        const F scale = S::mul(d, nibbles<0>(p + 128));
-        PELLUCID_UNROLL
-        for (int i = 0; i < NR; ++i) part[i] = S::mul(S::cvt(dots.v[i]), scale);
-      }
+      const I both0 = S::load_u8_i(p + 128), both1 = S::load_u8_i(p + 144);
+      const I sc0 = S::and_i(both0, S::set1_i(15)), sc1 = S::and_i(both1, S::set1_i(15));
       Dots<S, NR> dots;
       dots.zero();
-      dots.template add_pairs<1>(p + 64, a, b);
-      const F scale = S::mul(d, nibbles<0>(p + 144));
-      const F min0 = S::mul(minus_dmin, nibbles<4>(p + 128)), min1 = S::mul(minus_dmin, nibbles<4>(p + 144));
+      if constexpr (NR <= kFewRows) {
+        Dots<S, NR> second;
+        second.zero();
+        dots.template add_pairs<0>(p, a, b);
+        second.template add_pairs<1>(p + 64, a, b);
+        PELLUCID_UNROLL
+        for (int i = 0; i < NR; ++i)
+          dots.v[i] = S::add_i(S::mul_i(dots.v[i], sc0), S::mul_i(second.v[i], sc1));
+      } else {
+        add_products<0>(dots, sc0, p, a, b);
+        add_products<1>(dots, sc1, p + 64, a, b);
+      }
+      const I mn0 = S::shr_i(both0, 4), mn1 = S::shr_i(both1, 4);
+      const F min = S::mul(dmin, S::cvt(mn0)), more = S::mul(dmin, S::cvt(S::sub_i(mn1, mn0)));
       PELLUCID_UNROLL
       for (int i = 0; i < NR; ++i) {
         const QuantBlock& x = a.at(i, b);
-        const int32_t sum1 = -x.minus_sum1, sum0 = -x.minus_sum - sum1;
-        part[i] = S::fma(S::cvt(dots.v[i]), scale, part[i]);
-        part[i] = S::fma(min0, S::cvt(S::set1_i(sum0)), part[i]);
-        part[i] = S::fma(min1, S::cvt(S::set1_i(sum1)), part[i]);
-        acc[i] = S::fma(part[i], S::set1(x.scale), acc[i]);
+        F part = S::mul(S::cvt(dots.v[i]), d);
+        part = S::fma(min, S::cvt(S::set1_i(x.minus_sum)), part);
+        part = S::fma(more, S::cvt(S::set1_i(x.minus_sum1)), part);
+        acc[i] = S::fma(part, S::set1(x.scale), acc[i]);
       }
     }
   }
 
  private:
-  template <int shift>
-  static PELLUCID_INLINE typename S::F nibbles(const uint8_t* p) {
-    return S::cvt(S::and_i(S::shr_i(S::load_u8_i(p), shift), S::set1_i(15)));
+  // Codes times their scale, as bytes.
+  template <int half, int NR>
+  static PELLUCID_INLINE void add_products(Dots<S, NR>& dots, typename S::I scale, const uint8_t* p,
+                                           const Activations& a, int64_t b) {
+    // 0, sc, 2 sc, 3 sc
+    const typename S::B table = S::as_bytes(S::mul_i(scale, S::set1_i(0x03020100)));
+    const typename S::B pairs = S::load_b(p);
+    dots.add(S::lookup4(table, S::template bits<0, 2, 0>(pairs)), a, b, 4 * half);
+    dots.add(S::lookup4(table, S::template bits<2, 2, 0>(pairs)), a, b, 4 * half + 1);
+    dots.add(S::lookup4(table, S::template bits<4, 2, 0>(pairs)), a, b, 4 * half + 2);
+    dots.add(S::lookup4(table, S::template bits<6, 2, 0>(pairs)), a, b, 4 * half + 3);
   }
 };
 

@@ -116,6 +116,9 @@ struct Avx2 {
   static PELLUCID_INLINE I sub_i(I a, I b) {
     return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
   }
+  static PELLUCID_INLINE I mul_i(I a, I b) {
+    return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
+  }
   static PELLUCID_INLINE I and_i(I a, I b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
   }
@@ -165,6 +168,13 @@ struct Avx2 {
       return mask_b<mask>({_mm256_srli_epi16(a.lo, from - to), _mm256_srli_epi16(a.hi, from - to)});
     else
       return mask_b<mask>({_mm256_slli_epi16(a.lo, to - from), _mm256_slli_epi16(a.hi, to - from)});
+  }
+  static PELLUCID_INLINE B as_bytes(I a) { return {a.lo, a.hi}; }
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    const __m256i first = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808,
+                                           0x04040404, 0);  // of each lane
+    return {_mm256_shuffle_epi8(table.lo, _mm256_or_si256(a.lo, first)),
+            _mm256_shuffle_epi8(table.hi, _mm256_or_si256(a.hi, first))};
   }
   static PELLUCID_INLINE B or_b(B a, B b) {
     return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};

@@ -75,6 +75,7 @@ struct Avx512 {
   static PELLUCID_INLINE void store_i(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
   static PELLUCID_INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   static PELLUCID_INLINE I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static PELLUCID_INLINE I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static PELLUCID_INLINE I and_i(I a, I b) { return _mm512_and_si512(a, b); }
   static PELLUCID_INLINE I or_i(I a, I b) { return _mm512_or_si512(a, b); }
   static PELLUCID_INLINE I max_i(I a, I b) { return _mm512_max_epi32(a, b); }
@@ -106,6 +107,11 @@ struct Avx512 {
       return _mm512_and_si512(_mm512_slli_epi16(a, to - from), mask);
     else
       return _mm512_and_si512(a, mask);
+  }
+  static PELLUCID_INLINE B as_bytes(I a) { return a; }
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    const B first = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);  // of each lane
+    return _mm512_shuffle_epi8(table, _mm512_or_si512(a, first));
   }
   static PELLUCID_INLINE B or_b(B a, B b) { return _mm512_or_si512(a, b); }
   static PELLUCID_INLINE B add_b(B a, B b) { return _mm512_add_epi8(a, b); }

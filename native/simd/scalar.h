@@ -89,6 +89,9 @@ struct Scalar {
   static PELLUCID_INLINE I sub_i(I a, I b) {
     PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i])));
   }
+  static PELLUCID_INLINE I mul_i(I a, I b) {
+    PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) * static_cast<uint32_t>(b.v[i])));
+  }
   static PELLUCID_INLINE I and_i(I a, I b) { PELLUCID_LANES(I, a.v[i] & b.v[i]); }
   static PELLUCID_INLINE I or_i(I a, I b) { PELLUCID_LANES(I, a.v[i] | b.v[i]); }
   static PELLUCID_INLINE I max_i(I a, I b) { PELLUCID_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
@@ -140,6 +143,17 @@ struct Scalar {
   template <int from, int count, int to>
   static PELLUCID_INLINE B bits(B a) {
     for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> from) & ((1 << count) - 1)) << to);
+    return a;
+  }
+  static PELLUCID_INLINE B as_bytes(I a) {
+    B r;
+    __builtin_memcpy(r.v, a.v, 64);
+    return r;
+  }
+  // The entry of a table of 4 of its weight row for each byte, which must be below 4; byte i of a lane of the
+  // table is entry i.
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    for (int i = 0; i < 64; ++i) a.v[i] = table.v[i / 4 * 4 + a.v[i]];
     return a;
   }
   static PELLUCID_INLINE B or_b(B a, B b) {
