@@ -53,7 +53,7 @@ def product(matrix: _core.Matrix, tokens: int, isa: str) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", nargs="*", default=_core.isas())
-    parser.add_argument("--format", nargs="*", default=list(FORMATS))
+    parser.add_argument("--format", nargs="*", default=[n for n, f in FORMATS.items() if f.native])
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 2, 4, 8, 512])
     parser.add_argument("--cols", type=int, default=2048)
     parser.add_argument("--mib", type=int, default=256, help="size of the weights read for one row")
@@ -85,7 +85,7 @@ def main() -> None:
                     | got
                 )
             if not args.json:
-                print(f"  {name:5} | " + " | ".join(cells), flush=True)
+                print(f"  {name:6} | " + " | ".join(cells), flush=True)
     if args.json:
         print(json.dumps(results, indent=1))
 

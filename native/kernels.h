@@ -11,7 +11,28 @@ namespace pellucid {
 constexpr int kPanel = 16;  // weight rows in a panel: the lanes of a vector
 constexpr int kBlock = 32;  // activations that share a scale
 
-enum class Format : int { f32, f16, bf16, q4_0, q4_1, q5_0, q8_0, q4_k, q6_k, count };
+enum class Format : int {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  q8_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+  tq1_0,
+  tq2_0,
+  count
+};
 constexpr int kFormats = static_cast<int>(Format::count);
 
 // out[t, r] = residual[t, r] + (bias[r] + sum over k of w[r, k] * x[t, k]), added in that order; absent terms

@@ -2,12 +2,20 @@
 // so tiles, token blocks, panels and threads may be cut anywhere.
 #pragma once
 #include "formats/floats.h"
+#include "formats/iq4.h"
+#include "formats/mxfp4.h"
+#include "formats/q2_k.h"
+#include "formats/q3_k.h"
 #include "formats/q4_0.h"
 #include "formats/q4_1.h"
 #include "formats/q4_k.h"
 #include "formats/q5_0.h"
+#include "formats/q5_1.h"
+#include "formats/q5_k.h"
 #include "formats/q6_k.h"
 #include "formats/q8_0.h"
+#include "formats/q8_k.h"
+#include "formats/ternary.h"
 #include "kernels.h"
 
 namespace pellucid {

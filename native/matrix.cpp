@@ -7,6 +7,14 @@
 
 #include "simd/scalar.h"
 //
+#include "formats/iq4.h"
+#include "formats/mxfp4.h"
+#include "formats/q2_k.h"
+#include "formats/q3_k.h"
+#include "formats/q5_1.h"
+#include "formats/q5_k.h"
+#include "formats/q8_k.h"
+#include "formats/ternary.h"
 #include "pack_rows.h"
 
 namespace pellucid {
@@ -71,9 +79,13 @@ constexpr Row floats(const char* name) {
 
 // In the order of the enum.
 constexpr Row kRows[kFormats] = {
-    floats<F32<S>>("f32"),   floats<F16<S>>("f16"),   floats<BF16<S>>("bf16"),
-    blocks<Q4_0<S>>("q4_0"), blocks<Q4_1<S>>("q4_1"), blocks<Q5_0<S>>("q5_0"),
-    blocks<Q8_0<S>>("q8_0"), blocks<Q4_K<S>>("q4_k"), blocks<Q6_K<S>>("q6_k"),
+    floats<F32<S>>("f32"),       floats<F16<S>>("f16"),     floats<BF16<S>>("bf16"),
+    blocks<Q4_0<S>>("q4_0"),     blocks<Q4_1<S>>("q4_1"),   blocks<Q5_0<S>>("q5_0"),
+    blocks<Q5_1<S>>("q5_1"),     blocks<Q8_0<S>>("q8_0"),   blocks<Q2_K<S>>("q2_k"),
+    blocks<Q3_K<S>>("q3_k"),     blocks<Q4_K<S>>("q4_k"),   blocks<Q5_K<S>>("q5_k"),
+    blocks<Q6_K<S>>("q6_k"),     blocks<Q8_K<S>>("q8_k"),   blocks<IQ4_NL<S>>("iq4_nl"),
+    blocks<IQ4_XS<S>>("iq4_xs"), blocks<MXFP4<S>>("mxfp4"), blocks<TQ1_0<S>>("tq1_0"),
+    blocks<TQ2_0<S>>("tq2_0"),
 };
 
 }  // namespace

@@ -12,23 +12,33 @@ from pellucid import _core
 from pellucid.formats import FORMATS, Format
 
 ISAS = _core.isas()
-NAMES = list(FORMATS)
+NAMES = [name for name, format in FORMATS.items() if format.native]
 QUANTIZED = [name for name in NAMES if FORMATS[name].block > 1]
 
-_HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+_HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,)}
+_HALVES |= {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_xs": (0,)}
+_HALVES |= {"tq1_0": (52,), "tq2_0": (64,)}
 """Where a block's half-precision scales lie."""
+CODES = {"q4_0": (2, 18), "q4_1": (4, 20), "q5_0": (2, 22), "q5_1": (4, 24), "q8_0": (2, 34), "iq4_nl": (2, 18)}
+CODES |= {"q2_k": (0, 80), "q3_k": (0, 108), "q4_k": (4, 144), "q5_k": (4, 176), "q6_k": (0, 208), "q8_k": (4, 260)}
+CODES |= {"iq4_xs": (2, 136), "mxfp4": (1, 17), "tq1_0": (0, 52), "tq2_0": (0, 64)}
+"""From where to where a block's codes and small scales lie."""
 
 
 def weights(name: str, rows: int, cols: int, seed: int = 0) -> NDArray[np.uint8]:
     """Rows in the file's layout: every bit at random, under scales that are finite."""
     rng = np.random.default_rng([seed, rows, cols])
     format = FORMATS[name]
-    if name not in _HALVES:
+    if name not in QUANTIZED:
         return format.encode_rows(rng.standard_normal((rows, cols), np.float32))
     data = rng.integers(0, 256, (rows, cols // format.block, format.nbytes), np.uint8)
-    for at in _HALVES[name]:
-        scales = (rng.standard_normal(data.shape[:2]) * 0.01).astype(np.float16)
-        data[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
+    scales = rng.standard_normal((*data.shape[:2], 2), np.float32) * np.float32(0.01)
+    for i, at in enumerate(_HALVES.get(name, ())):
+        data[:, :, at : at + 2] = scales[:, :, i, None].astype(np.float16).view(np.uint8)
+    if name == "q8_k":
+        data[:, :, :4] = scales[:, :, :1].view(np.uint8)
+    if name == "mxfp4":
+        data[:, :, 0] = rng.integers(110, 124, data.shape[:2])
     return data.reshape(rows, -1)
 
 

@@ -17,6 +17,10 @@ struct Activations {
   }
 };
 
+// Up to so many rows, sums are multiplied by a scale; above, the codes are, once for all rows. Both are
+// exact.
+constexpr int kFewRows = 4;
+
 template <class S, int NR>
 struct Dots {
   typename S::I v[NR];
@@ -49,6 +53,31 @@ struct Dots {
     PELLUCID_UNROLL
     for (int i = 0; i < NR; ++i) v[i] = S::dot128(v[i], w, load_word(a.at(i, block).codes + 4 * j));
   }
+  // What takes out the offset of weights stored with 128 added, where dot128 leaves it in.
+  PELLUCID_INLINE void start128(const Activations& a, int64_t block) {
+    if constexpr (S::kDot128Offset)
+      start<7>(a, block);
+    else
+      zero();
+  }
+  // 16 k in a vector of pairs: the first or the second half of a block.
+  template <int half>
+  PELLUCID_INLINE void add_pairs(const uint8_t* p, const Activations& a, int64_t block) {
+    const typename S::B pairs = S::load_b(p);
+    add(S::template bits<0, 2, 0>(pairs), a, block, 4 * half);
+    add(S::template bits<2, 2, 0>(pairs), a, block, 4 * half + 1);
+    add(S::template bits<4, 2, 0>(pairs), a, block, 4 * half + 2);
+    add(S::template bits<6, 2, 0>(pairs), a, block, 4 * half + 3);
+  }
+  // 32 k in 4 vectors of nibbles and one of fifth bits.
+  PELLUCID_INLINE void add_fives(const uint8_t* p, const uint8_t* fifths, const Activations& a,
+                                 int64_t block) {
+    const typename S::B plane = S::load_b(fifths);
+    add_fives_of<0>(p, plane, a, block);
+    add_fives_of<1>(p, plane, a, block);
+    add_fives_of<2>(p, plane, a, block);
+    add_fives_of<3>(p, plane, a, block);
+  }
   // 32 k in 4 vectors of nibbles.
   PELLUCID_INLINE void add_nibbles(const uint8_t* p, const Activations& a, int64_t block) {
     PELLUCID_UNROLL
@@ -57,6 +86,15 @@ struct Dots {
       add(S::low4(packed), a, block, j);
       add(S::high4(packed), a, block, 4 + j);
     }
+  }
+
+ private:
+  template <int j>
+  PELLUCID_INLINE void add_fives_of(const uint8_t* p, typename S::B plane, const Activations& a,
+                                    int64_t block) {
+    const typename S::B packed = S::load_b(p + 64 * j);
+    add(S::or_b(S::low4(packed), S::template bits<j, 1, 4>(plane)), a, block, j);
+    add(S::or_b(S::high4(packed), S::template bits<4 + j, 1, 4>(plane)), a, block, 4 + j);
   }
 };
 

@@ -101,6 +101,10 @@ struct Avx2 {
   // Integers; sums wrap.
   static PELLUCID_INLINE I set1_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static PELLUCID_INLINE I zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static PELLUCID_INLINE I load_u8_i(const uint8_t* p) {
+    const __m128i x = load128(p);
+    return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+  }
   static PELLUCID_INLINE I load_i(const int32_t* p) { return {load256(p), load256(p + 8)}; }
   static PELLUCID_INLINE void store_i(int32_t* p, I a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
@@ -112,8 +116,14 @@ struct Avx2 {
   static PELLUCID_INLINE I sub_i(I a, I b) {
     return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
   }
+  static PELLUCID_INLINE I mul_i(I a, I b) {
+    return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
+  }
   static PELLUCID_INLINE I and_i(I a, I b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+  }
+  static PELLUCID_INLINE I or_i(I a, I b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
   }
   static PELLUCID_INLINE I max_i(I a, I b) {
     return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
@@ -121,6 +131,9 @@ struct Avx2 {
   template <int n>
   static PELLUCID_INLINE I shl_i(I a) {
     return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
+  }
+  static PELLUCID_INLINE I shr_i(I a, int n) {
+    return {_mm256_srli_epi32(a.lo, n), _mm256_srli_epi32(a.hi, n)};
   }
   static PELLUCID_INLINE int32_t reduce_add_i(I a) {
     const __m256i x = _mm256_add_epi32(a.lo, a.hi);
@@ -156,8 +169,28 @@ struct Avx2 {
     else
       return mask_b<mask>({_mm256_slli_epi16(a.lo, to - from), _mm256_slli_epi16(a.hi, to - from)});
   }
+  static PELLUCID_INLINE B as_bytes(I a) { return {a.lo, a.hi}; }
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    const __m256i first = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808,
+                                           0x04040404, 0);  // of each lane
+    return {_mm256_shuffle_epi8(table.lo, _mm256_or_si256(a.lo, first)),
+            _mm256_shuffle_epi8(table.hi, _mm256_or_si256(a.hi, first))};
+  }
   static PELLUCID_INLINE B or_b(B a, B b) {
     return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+  }
+  static PELLUCID_INLINE B add_b(B a, B b) {
+    return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)};
+  }
+  template <int n>
+  static PELLUCID_INLINE B above(B a) {
+    const __m256i limit = _mm256_set1_epi8(static_cast<char>(n)), one = _mm256_set1_epi8(1);
+    return {_mm256_min_epu8(_mm256_subs_epu8(a.lo, limit), one),
+            _mm256_min_epu8(_mm256_subs_epu8(a.hi, limit), one)};
+  }
+  static PELLUCID_INLINE B lookup(const uint8_t* table, B a) {
+    const __m256i entries = _mm256_broadcastsi128_si256(load128(table));
+    return {_mm256_shuffle_epi8(entries, a.lo), _mm256_shuffle_epi8(entries, a.hi)};
   }
   static PELLUCID_INLINE I dot(I acc, B w, int32_t a) {
     const __m256i s = _mm256_set1_epi32(a);

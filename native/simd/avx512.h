@@ -70,16 +70,20 @@ struct Avx512 {
   // Integers; sums wrap.
   static PELLUCID_INLINE I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
   static PELLUCID_INLINE I zero_i() { return _mm512_setzero_si512(); }
+  static PELLUCID_INLINE I load_u8_i(const uint8_t* p) { return _mm512_cvtepu8_epi32(load128(p)); }
   static PELLUCID_INLINE I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
   static PELLUCID_INLINE void store_i(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
   static PELLUCID_INLINE I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   static PELLUCID_INLINE I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static PELLUCID_INLINE I mul_i(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static PELLUCID_INLINE I and_i(I a, I b) { return _mm512_and_si512(a, b); }
+  static PELLUCID_INLINE I or_i(I a, I b) { return _mm512_or_si512(a, b); }
   static PELLUCID_INLINE I max_i(I a, I b) { return _mm512_max_epi32(a, b); }
   template <int n>
   static PELLUCID_INLINE I shl_i(I a) {
     return _mm512_slli_epi32(a, n);
   }
+  static PELLUCID_INLINE I shr_i(I a, int n) { return _mm512_srli_epi32(a, static_cast<unsigned>(n)); }
   static PELLUCID_INLINE int32_t reduce_add_i(I a) { return _mm512_reduce_add_epi32(a); }
   static PELLUCID_INLINE int32_t reduce_max_i(I a) { return _mm512_reduce_max_epi32(a); }
   static PELLUCID_INLINE F cvt(I a) { return _mm512_cvtepi32_ps(a); }
@@ -104,7 +108,20 @@ struct Avx512 {
     else
       return _mm512_and_si512(a, mask);
   }
+  static PELLUCID_INLINE B as_bytes(I a) { return a; }
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    const B first = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);  // of each lane
+    return _mm512_shuffle_epi8(table, _mm512_or_si512(a, first));
+  }
   static PELLUCID_INLINE B or_b(B a, B b) { return _mm512_or_si512(a, b); }
+  static PELLUCID_INLINE B add_b(B a, B b) { return _mm512_add_epi8(a, b); }
+  template <int n>
+  static PELLUCID_INLINE B above(B a) {
+    return _mm512_min_epu8(_mm512_subs_epu8(a, _mm512_set1_epi8(static_cast<char>(n))), _mm512_set1_epi8(1));
+  }
+  static PELLUCID_INLINE B lookup(const uint8_t* table, B a) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load128(table)), a);
+  }
   static PELLUCID_INLINE I dot(I acc, B w, int32_t a) {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a));
   }

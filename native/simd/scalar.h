@@ -78,6 +78,7 @@ struct Scalar {
   // Integers; sums wrap.
   static PELLUCID_INLINE I set1_i(int32_t x) { PELLUCID_LANES(I, x); }
   static PELLUCID_INLINE I zero_i() { return set1_i(0); }
+  static PELLUCID_INLINE I load_u8_i(const uint8_t* p) { PELLUCID_LANES(I, p[i]); }
   static PELLUCID_INLINE I load_i(const int32_t* p) { PELLUCID_LANES(I, p[i]); }
   static PELLUCID_INLINE void store_i(int32_t* p, I a) {
     for (int i = 0; i < 16; ++i) p[i] = a.v[i];
@@ -88,11 +89,19 @@ struct Scalar {
   static PELLUCID_INLINE I sub_i(I a, I b) {
     PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) - static_cast<uint32_t>(b.v[i])));
   }
+  static PELLUCID_INLINE I mul_i(I a, I b) {
+    PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) * static_cast<uint32_t>(b.v[i])));
+  }
   static PELLUCID_INLINE I and_i(I a, I b) { PELLUCID_LANES(I, a.v[i] & b.v[i]); }
+  static PELLUCID_INLINE I or_i(I a, I b) { PELLUCID_LANES(I, a.v[i] | b.v[i]); }
   static PELLUCID_INLINE I max_i(I a, I b) { PELLUCID_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
   template <int n>
   static PELLUCID_INLINE I shl_i(I a) {
     PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << n));
+  }
+  // Zeros come in.
+  static PELLUCID_INLINE I shr_i(I a, int n) {
+    PELLUCID_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) >> n));
   }
   static PELLUCID_INLINE int32_t reduce_add_i(I a) {
     uint32_t sum = 0;
@@ -136,8 +145,35 @@ struct Scalar {
     for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(((a.v[i] >> from) & ((1 << count) - 1)) << to);
     return a;
   }
+  static PELLUCID_INLINE B as_bytes(I a) {
+    B r;
+    __builtin_memcpy(r.v, a.v, 64);
+    return r;
+  }
+  // The entry of a table of 4 of its weight row for each byte, which must be below 4; byte i of a lane of the
+  // table is entry i.
+  static PELLUCID_INLINE B lookup4(B table, B a) {
+    for (int i = 0; i < 64; ++i) a.v[i] = table.v[i / 4 * 4 + a.v[i]];
+    return a;
+  }
   static PELLUCID_INLINE B or_b(B a, B b) {
     for (int i = 0; i < 64; ++i) a.v[i] = a.v[i] | b.v[i];
+    return a;
+  }
+  // Sums wrap.
+  static PELLUCID_INLINE B add_b(B a, B b) {
+    for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] + b.v[i]);
+    return a;
+  }
+  // 1 where a byte is above n, else 0.
+  template <int n>
+  static PELLUCID_INLINE B above(B a) {
+    for (int i = 0; i < 64; ++i) a.v[i] = a.v[i] > n ? 1 : 0;
+    return a;
+  }
+  // The entry of a table of 16 for each byte, which must be below 16.
+  static PELLUCID_INLINE B lookup(const uint8_t* table, B a) {
+    for (int i = 0; i < 64; ++i) a.v[i] = table[a.v[i]];
     return a;
   }
   // acc[r] + sum of w[4r + i] * a[i] over i < 4, exact; w unsigned and at most 127.

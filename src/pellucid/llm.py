@@ -2,8 +2,8 @@
 
 Law: text and ids go in, results come out; everything between is the engine's. A call submits its sequences to the one
 thread that owns the engine, turns events into results, and in whatever way it ends (done, an error, Ctrl-C, a stream
-that is thrown away) takes back what it submitted: pages return as soon as the step that runs has ended. Most modules are
-imported where they are first needed, for while weights are packed in the background there is time to import them.
+that is thrown away) takes back what it submitted: pages return as soon as the step that runs has ended. Most modules
+are imported where they are first needed, for while weights are packed in the background there is time to import them.
 """
 
 from __future__ import annotations

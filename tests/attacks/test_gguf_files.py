@@ -11,6 +11,7 @@ import pytest
 
 from pellucid.checkpoint import open_checkpoint
 from pellucid.errors import ModelFileError, PellucidError, UnsupportedModelError
+from pellucid.formats import FORMATS, Format
 from rawgguf import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, RawGGUF, RawTensor, array, scalar, string, valid
 
 HUGE = 1 << 60
@@ -200,7 +201,7 @@ ATTACKS = [
     Attack("tensor-type-unknown", tensor("kind", 4242), "has the unknown type 4242"),
     Attack("tensor-type-removed", tensor("kind", 4), "has the unknown type 4"),
     Attack(
-        "tensor-type-unsupported", tensor("kind", 10), "is stored as Q2_K; supported are F32", UnsupportedModelError
+        "tensor-type-unsupported", tensor("kind", 16), "is stored as IQ2_XXS; supported are F32", UnsupportedModelError
     ),
     Attack("rows-not-whole-blocks", tensor("kind", 12), "has rows of 32, not whole Q4_K blocks of 256"),
     Attack("offset-misaligned", tensor("offset", 33), "offset 33, which is not a multiple of the alignment 32"),
@@ -298,6 +299,27 @@ def test_is_refused_by_name(attack: Attack, tmp_path: Path) -> None:
     assert message.isprintable()
     assert "m.gguf" in message
     assert len(message) < 600
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
+def test_each_format_must_have_its_very_size(fmt: Format, tmp_path: Path) -> None:
+    path, name = tmp_path / "m.gguf", "blk.0.ffn_up.weight"
+    raw = valid()
+    if 32 % fmt.block:
+        raw.tensors[name].kind = fmt.ggml_type or 0
+        path.write_bytes(raw.bytes())
+        with pytest.raises(ModelFileError, match=f"not whole {fmt.name.upper()} blocks of {fmt.block}"):
+            open_checkpoint(path)
+        return
+    nbytes = 32 * fmt.row_bytes(32)
+    for size in (nbytes - 32, nbytes, nbytes + 32):
+        raw.tensors[name] = RawTensor((32, 32), fmt.ggml_type or 0, bytes(size))
+        path.write_bytes(raw.bytes())
+        if size == nbytes:
+            open_checkpoint(path).close()
+            continue
+        with pytest.raises(ModelFileError, match=r"ends at byte|overlap|belong to none"):
+            open_checkpoint(path)
 
 
 def test_names_differ() -> None:

@@ -28,7 +28,7 @@ def same(got: ModelSpec, due: ModelSpec, **but: object) -> None:
 
 
 @FAMILIES
-@pytest.mark.parametrize("fmt", ["f32", "bf16", "q8_0", "q4_1"])
+@pytest.mark.parametrize("fmt", ["f32", "bf16", "f64", "q8_0", "q4_1", "q5_1", "iq4_nl", "mxfp4"])
 def test_gguf(spec: ModelSpec, fmt: str, tmp_path: Path) -> None:
     values = tinyfiles.weights(spec)
     path = tinyfiles.write_gguf(tmp_path / "m.gguf", spec, values, fmt=fmt)
@@ -49,7 +49,7 @@ def test_gguf(spec: ModelSpec, fmt: str, tmp_path: Path) -> None:
 
 
 @FAMILIES
-@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("fmt", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_hf(spec: ModelSpec, fmt: str, shards: int, tmp_path: Path) -> None:
     values = tinyfiles.weights(spec)
@@ -58,7 +58,7 @@ def test_hf(spec: ModelSpec, fmt: str, shards: int, tmp_path: Path) -> None:
         same(c.spec, spec)
         for w, (name, v) in zip(c.weights(), values.items(), strict=True):
             assert w.name == name
-            tolerance = {"f32": 3e-7, "f16": 2e-3, "bf16": 1.6e-2}[fmt]
+            tolerance = {"f64": 3e-7, "f32": 3e-7, "f16": 2e-3, "bf16": 1.6e-2}[fmt]
             assert np.abs(w.to_float32() - v).max() <= tolerance * 4, w.name
         assert c.nbytes == sum(v.size for v in values.values()) * FORMATS[fmt].nbytes
 

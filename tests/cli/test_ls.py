@@ -37,12 +37,13 @@ def test_what_is_here(fake_hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> 
     resolve("qwen3-4b", progress=False)
     (store.stage("org--n--Q8_0") / "n").write_bytes(bytes(3000))
     header, first, second, unfinished = ls(capsys).splitlines()
-    assert header.split() == ["NAME", "SIZE", "FAMILY", "PATH"]
-    assert first.split() == ["org/m:Q4_K_M", "2", "MB", "?", str(path)]
-    assert second.split()[:4] == ["qwen3-4b", "4", "B", "qwen3"]
+    assert header.split() == ["NAME", "SIZE", "QUANT", "FAMILY", "PATH"]
+    assert first.split() == ["org/m:Q4_K_M", "2", "MB", "Q4_K_M", "?", str(path)]
+    assert second.split()[:5] == ["qwen3-4b", "4", "B", "Q4_K_M", "qwen3"]
     assert "org--n--Q8_0 (3 kB)" in unfinished
     data = json.loads(ls(capsys, "--json"))
     assert [m["name"] for m in data["models"]] == ["org/m:Q4_K_M", "qwen3-4b"]
+    assert [m["quant"] for m in data["models"]] == ["Q4_K_M", "Q4_K_M"]
     assert data["models"][0]["path"] == str(path)
     assert data["unfinished"] == [{"key": "org--n--Q8_0", "bytes": 3000}]
 

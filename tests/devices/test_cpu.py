@@ -52,12 +52,12 @@ def test_float_plan_equals_the_reference(name: str, kv: str) -> None:
     assert difference(got, model.reference(None).run(TOKENS[:330])) < (5e-4 if kv == "f16" else 0.016)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", [name for name, f in FORMATS.items() if f.native or name == "f64"])
 def test_each_format_within_its_bound(format_: str) -> None:
     """Float formats round only; int8 activations cost two or three percent of the spread of log-probabilities."""
     model = RandomModel(SPECS["gqa"], format_)
     got = run_all(model.device(), TOKENS[:60], pages_for(60))
-    assert difference(got, model.reference().run(TOKENS[:60])) < (1e-4 if format_ in FLOAT_FORMATS else 0.03)
+    assert difference(got, model.reference().run(TOKENS[:60])) < (1e-4 if format_ in {*FLOAT_FORMATS, "f64"} else 0.03)
 
 
 @pytest.mark.parametrize("name", SPECS)

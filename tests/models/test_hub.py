@@ -33,7 +33,7 @@ def fetched(hub: FakeHub) -> set[str]:
 
 
 def test_a_repository_gives_its_best_readable_file(fake_hub: FakeHub) -> None:
-    names = ["m-Q2_K", "m-Q4_K_M", "m-Q8_0", "m-f16", "mmproj-m-f16", "m-IQ4_XS"]
+    names = ["m-IQ2_S", "m-Q4_K_M", "m-Q8_0", "m-f16", "mmproj-m-f16", "m-IQ4_XS"]
     fake_hub.repos["org/m-GGUF"] = Repo({f"{n}.gguf": gguf(i) for i, n in enumerate(names)} | {"README.md": b"x"})
     path = resolve("org/m-GGUF", progress=False)
     assert path.name == "m-Q4_K_M.gguf"
@@ -52,7 +52,7 @@ def test_a_repository_gives_its_best_readable_file(fake_hub: FakeHub) -> None:
     [
         (["m-Q8_0.gguf", "m-F16.gguf"], "m-Q8_0.gguf"),
         (["m-Q4_0.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
-        (["m-Q2_K.gguf", "m-fp16.gguf"], "m-fp16.gguf"),
+        (["m-IQ2_S.gguf", "m-fp16.gguf"], "m-fp16.gguf"),
         (["only.gguf"], "only.gguf"),
     ],
 )
@@ -127,8 +127,8 @@ def test_a_safetensors_repository_gives_data_and_nothing_else(fake_hub: FakeHub)
     [
         (["m-Q4_K_M.gguf"], "org/m:Q8_0", ModelNotFoundError, "it has Q4_K_M"),
         (["m-Q4_K_M.gguf"], "org/m/other.gguf", ModelNotFoundError, "no file other.gguf"),
-        (["m-Q2_K.gguf"], "org/m", UnsupportedModelError, "Q2_K"),
-        (["m-Q2_K.gguf"], "org/m:Q2_K", UnsupportedModelError, "does not read"),
+        (["m-IQ2_S.gguf"], "org/m", UnsupportedModelError, "IQ2_S"),
+        (["m-IQ2_S.gguf"], "org/m:IQ2_S", UnsupportedModelError, "does not read"),
         (["pytorch_model.bin", "config.json"], "org/m", UnsupportedModelError, "pickle"),
         (["README.md"], "org/m", UnsupportedModelError, "neither"),
         (["m-00002-of-00002.gguf"], "org/m/m-00002-of-00002.gguf", ModelNotFoundError, "no GGUF file"),

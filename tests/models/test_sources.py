@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 
 from pellucid.errors import ConfigError, ModelNotFoundError
@@ -163,6 +164,10 @@ def test_every_row_of_the_hub_finds_its_file() -> None:
         ("BF16/x-BF16-00001-of-00003.gguf", "BF16"),
         ("x-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
         ("x-IQ4_XS.gguf", "IQ4_XS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("x-MXFP4_MOE.gguf", "MXFP4_MOE"),
+        ("x-TQ1_0.gguf", "TQ1_0"),
+        ("ggml-model-i2_s.gguf", None),
         ("model.gguf", None),
         ("llama-3.2-1b.gguf", None),
     ],
@@ -173,4 +178,37 @@ def test_quantizations_are_read_off_names(file: str, quant: str | None) -> None:
 
 def test_readable_follows_the_table_of_formats() -> None:
     assert all(quants.readable(q) for q in ("Q4_K_M", "Q8_0", "Q4_0", "F16", "BF16", "F32", None))
-    assert not any(quants.readable(q) for q in ("Q2_K", "IQ4_XS", "UD-Q4_K_XL", "MXFP4"))
+    assert not any(quants.readable(q) for q in ("IQ2_XXS", "IQ3_M", "UD-IQ1_S", "UD-Q2_K_XL"))
+    for label in quants.LABELS:
+        assert quants.readable(label)
+        assert quants.quant_of(f"m-{label}.gguf") == label
+
+
+def test_file_types_are_those_of_ggml() -> None:
+    ggml = {t.value: t.name.removeprefix("MOSTLY_").removeprefix("ALL_") for t in gguf.LlamaFileType}
+    assert all(ggml[value] == label for value, label in quants.FILE_TYPES.items())
+    assert all(
+        label in quants.FILE_TYPES.values()
+        for label in quants.LABELS
+        if label[:2] != "UD" and label[-1] != "L" and label != "MXFP4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "file_type", "formats", "label"),
+    [
+        ("m-Q5_K_M.gguf", 17, {"q5_k": 9, "q6_k": 3, "f32": 1}, "Q5_K_M"),
+        ("m.gguf", 12, {"q3_k": 9, "q4_k": 3, "q5_k": 1}, "Q3_K_M"),
+        ("m-Q4_K_L.gguf", 15, {"q4_k": 9, "q8_0": 3}, "Q4_K_L"),
+        ("m-Q4_K_M.gguf", 7, {"q8_0": 9, "f32": 1}, "Q8_0"),
+        ("m-Q4_K_M.gguf", 15, {"iq4_xs": 9, "q6_k": 12}, "Q6_K"),
+        ("m.gguf", True, {"f16": 9}, "F16"),
+        ("m.gguf", "15", {"mxfp4": 9, "f32": 2}, "MXFP4"),
+        ("folder", None, {"bf16": 9}, "BF16"),
+        ("folder", None, {}, None),
+    ],
+)
+def test_a_mix_is_named_by_what_fits_it(
+    file: str, file_type: object, formats: dict[str, int], label: str | None
+) -> None:
+    assert quants.label_of(file, file_type, formats) == label

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelcases import ISAS, NAMES, QUANTIZED, activations, kernel_rows, packed, rounded, weights
+from kernelcases import CODES, ISAS, NAMES, QUANTIZED, activations, kernel_rows, packed, rounded, weights
 from pellucid import _core
 from pellucid.formats import FORMATS
 
 ROWS = [1, 15, 16, 17, 100]
 BOUND = 2e-6
 """Rounding of the sums, as a share of the sum of magnitudes (24 bits, up to about 50 blocks in a chain)."""
+
+WITH_MINIMA = ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k")
 
 
 def cols_of(name: str) -> list[int]:
@@ -31,7 +33,7 @@ def test_products_are_right_and_every_tile_gives_the_same_bits(name: str, isa: s
         got = matrix.linear(x, isa=isa)
 
         # Minima and offsets cancel against what they are added to, so magnitudes are those of the parts.
-        parts = np.abs(w) + (np.abs(w).max(axis=1, keepdims=True) if name in ("q4_1", "q4_k") else 0)
+        parts = np.abs(w) + (np.abs(w).max(axis=1, keepdims=True) if name in WITH_MINIMA else 0)
         if FORMATS[name].block > 1:
             seen, scales = rounded(x)
             error = np.abs(got - x.astype(np.float64) @ w.T)
@@ -136,10 +138,10 @@ def test_the_greatest_codes_do_not_saturate(name: str, isa: str) -> None:
     format = FORMATS[name]
     data = weights(name, rows, cols)
     blocks = data.reshape(rows, -1, format.nbytes)
-    scales = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q8_0": 2, "q4_k": 4, "q6_k": 0}[name]
-    end = 208 if name == "q6_k" else format.nbytes
-    blocks[::3, :, scales:end] = 0x80 if name == "q8_0" else 0xFF
-    blocks[1::3, :, scales:end] = 0x7F if name == "q8_0" else 0x00
+    start, end = CODES[name]
+    most, least = {"q8_0": (0x80, 0x7F), "q8_k": (0x80, 0x7F), "mxfp4": (0x77, 0xFF)}.get(name, (0xFF, 0x00))
+    blocks[::3, :, start:end] = most
+    blocks[1::3, :, start:end] = least
     w = format.decode_rows(data).astype(np.float64)
     x = np.full((4, cols), 3.0, np.float32)
     x[1] *= -1
@@ -149,3 +151,14 @@ def test_the_greatest_codes_do_not_saturate(name: str, isa: str) -> None:
     got = packed(name, data, cols).linear(x, isa=isa)
     # Codes and minima cancel nearly whole here, so the bound is that of the largest part.
     assert (np.abs(got - seen @ w.T) <= 1e-5 * np.abs(seen).sum(axis=1)[:, None] * np.abs(w).max()).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_exponent_of_mxfp4_is_a_power_of_two(isa: str) -> None:
+    """Down to the subnormal ones; what is 127 rounds to itself under a scale of 1."""
+    data = np.full((256, 17), 0x11, np.uint8)
+    data[:, 0] = np.arange(256)
+    got = packed("mxfp4", data, 32).linear(np.full((1, 32), 127.0, np.float32), isa=isa)[0]
+    want = np.ldexp(32 * 127.0, np.arange(256) - 128)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, want.astype(np.float32))

@@ -63,6 +63,16 @@ def test_threads_pack_alike_and_keep_the_file_size(name: str) -> None:
     assert not one.packed.flags.writeable
 
 
+def test_every_format_that_is_called_native_is() -> None:
+    for name, format in FORMATS.items():
+        assert format.native or format.block == 1, name
+        if format.native:
+            assert _core.Matrix(name, 1, format.block).format == name
+            continue
+        with pytest.raises(ValueError, match="no format named"):
+            _core.Matrix(name, 1, 1)
+
+
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="whole blocks of 256"):
         _core.Matrix("q4_k", 16, 128)

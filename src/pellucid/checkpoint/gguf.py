@@ -41,30 +41,16 @@ _NUMBERS = {
 _DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
 _BY_TYPE = {f.ggml_type: f for f in FORMATS.values() if f.ggml_type is not None}
 _OTHER_TYPES = {
-    7: "Q5_1",
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    13: "Q5_K",
-    15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
     29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
+    41: "Q1_0",
 }
 """ggml's other types, so that an error can name them."""
 

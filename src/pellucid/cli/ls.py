@@ -56,6 +56,7 @@ def _here(as_json: bool) -> None:
                 "name": e.name,
                 "source": str(e.source),
                 "bytes": e.nbytes,
+                "quant": quant(e),
                 "family": family(e),
                 "path": str(e.path),
                 "licence": e.licence,
@@ -68,8 +69,8 @@ def _here(as_json: bool) -> None:
         print(json.dumps({"root": str(store.root()), "models": rows, "unfinished": unfinished}))
         return
     if entries:
-        rows = [(e.name, size_text(e.nbytes), family(e) or "?", layout.home(e.path)) for e in entries]
-        layout.table(("NAME", "SIZE", "FAMILY", "PATH"), rows, right=(1,))
+        rows = [(e.name, size_text(e.nbytes), quant(e) or "?", family(e) or "?", layout.home(e.path)) for e in entries]
+        layout.table(("NAME", "SIZE", "QUANT", "FAMILY", "PATH"), rows, right=(1,))
     else:
         print("No models are here yet. To begin:")
         print()
@@ -124,6 +125,13 @@ def _all(as_json: bool) -> None:
         for m in registry.MODELS
     ]
     layout.table(("NAME", "SIZE", "PARAMS", "FAMILY", "LICENCE", "SOURCE", ""), table, right=(1, 2))
+
+
+def quant(entry: Entry) -> str | None:
+    """The quantization that a stored model's file is named after."""
+    from pellucid.models.quants import quant_of
+
+    return quant_of(entry.main)
 
 
 def family(entry: Entry) -> str | None:

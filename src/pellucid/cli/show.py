@@ -68,6 +68,8 @@ def show(
 
 def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: NamedModel | None) -> dict[str, Any]:
     """All that `show` says, as JSON values; sizes in bytes."""
+    from pellucid.models.quants import label_of
+
     spec, tokens = checkpoint.spec, checkpoint.tokenizer
     parts: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -97,6 +99,7 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
         "files": len(checkpoint.files),
         "parameters": {"total": spec.parameters(), **dict(parts)},
         "weights": checkpoint.nbytes,
+        "quant": label_of(checkpoint.path.name, checkpoint.metadata.get("general.file_type"), sizes),
         "bits_per_weight": round(8 * checkpoint.nbytes / max(1, sum(values.values())), 2),
         "formats": {f: {"tensors": counts[f], "parameters": values[f], "bytes": n} for f, n in sizes.most_common()},
         "shape": {
@@ -189,7 +192,7 @@ def _print(about: dict[str, Any], path: Path) -> None:
     ]
     rows.append(("all", str(sum(f["tensors"] for f in about["formats"].values())), "", size_text(about["weights"])))
     layout.table(("FORMAT", "TENSORS", "PARAMS", "SIZE"), rows, right=(1, 2, 3))
-    print(f"{about['bits_per_weight']:.2f} bits a weight")
+    print(f"{about['quant']}: {about['bits_per_weight']:.2f} bits a weight")
     print()
     rows = [
         (name, f"{per:,} B", size_text(per * memory["ctx"]), size_text(memory["total"][name]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.errors import MemoryPlanError
-from pellucid.formats import Weight
+from pellucid.formats import FORMATS, Weight
 from pellucid.kv.store import KVGeometry
 
 MOST_COPIED = 64 << 20
@@ -115,11 +115,14 @@ class Loading:
 
     def _pack(self, weight: Weight, packing: _core.Packing) -> None:
         try:
-            matrix = _core.Matrix(weight.format.name, weight.shape[0], weight.shape[1])
+            held = weight
+            if not weight.format.native:
+                held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
+            matrix = _core.Matrix(held.format.name, held.shape[0], held.shape[1])
         except MemoryError as e:
             raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
-        mapped = self.source.mapped(weight)
-        packing.add(matrix, np.ascontiguousarray(weight.data), mapped)
+        mapped = held is weight and self.source.mapped(weight)
+        packing.add(matrix, np.ascontiguousarray(held.data), mapped)
         if not mapped:
             self.source.release(weight)
             while packing.unmapped_bytes_left > MOST_COPIED:

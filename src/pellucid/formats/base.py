@@ -30,6 +30,8 @@ class Format:
     """(n_blocks, nbytes) → (n_blocks, block): the truth."""
     encode: Callable[[NDArray[np.float32]], NDArray[np.uint8]]
     """(n_blocks, block) → (n_blocks, nbytes)."""
+    native: bool = True
+    """Whether kernels multiply in it; plain numbers that they do not take become F32 at load."""
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of a row of `cols` values. Raises ValueError when the row is not whole blocks."""
