@@ -15,11 +15,13 @@ namespace {
 
 constexpr int kGroups = kChunk / kKeyGroup;
 
-// Where the groups of 16 tokens of a chunk lie.
+// Where the groups of 16 tokens of a chunk lie, and the scales of their values.
+template <class S, KvFormat format>
 struct Groups {
   const uint8_t* k[kGroups];
   const uint8_t* v[kGroups];
-  const uint16_t* v_scales[kGroups];  // q8_0
+  // q8_0: d_head / 32 a key. As floats, since each is used for a vector of values and for several queries.
+  alignas(64) float v_scales[format == KvFormat::q8_0 ? kChunk * kMaxHead / 32 : 1];
 
   Groups(const AttendChunk& a, int first, int last) {
     const KvLayout& kv = *a.kv;
@@ -29,8 +31,13 @@ struct Groups {
       const uint8_t* values = kv.v(a.layer, page, a.kv_head);
       k[g] = kv.k(a.layer, page, a.kv_head) + slot / kKeyGroup * kv.k_group_bytes();
       v[g] = values + int64_t{slot} * kv.v_stride();
-      v_scales[g] = reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) +
-                    slot * (kv.d_head / 32);
+      if constexpr (format == KvFormat::q8_0) {
+        const int blocks = kv.d_head / 32;
+        const auto* halves =
+            reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) + slot * blocks;
+        for (int i = 0; i < blocks * kKeyGroup; i += 16)
+          S::store(v_scales + g * kKeyGroup * blocks + i, S::load_f16(halves + i));
+      }
     }
   }
 };
@@ -43,14 +50,6 @@ PELLUCID_INLINE typename S::F load_codes(const uint8_t* p, int i) {
   } else {
     return S::load_i8(reinterpret_cast<const int8_t*>(p) + i);
   }
-}
-
-template <class S>
-PELLUCID_INLINE float first_half(uint16_t bits) {
-  uint16_t lanes[16] = {bits};
-  float out[16];
-  S::store(out, S::load_f16(lanes));
-  return out[0];
 }
 
 // Scores of M queries against G groups of 16 keys: each a chain over the dimensions (q8_0: chains of 32,
@@ -95,8 +94,8 @@ inline void score_groups(const KvLayout& kv, const uint8_t* const* groups, const
 // acc[m][i .. i + 16 B] += Σ p[m][key] · V[key] over `keys` of the chunk, one chain a value, for M queries
 // that see the same keys. `count` values of the last vector are there.
 template <class S, KvFormat format, int M, int B>
-inline void weigh_block(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
-                        float* const* acc, int i, int count) {
+inline void weigh_block(const KvLayout& kv, const Groups<S, format>& groups, int first, int last,
+                        const float* const* p, float* const* acc, int i, int count) {
   using F = typename S::F;
   const int stride = kv.v_stride(), blocks = kv.d_head / 32;
   F sum[B][M];
@@ -110,8 +109,7 @@ inline void weigh_block(const KvLayout& kv, const Groups& groups, int first, int
       PELLUCID_UNROLL for (int b = 0; b < B; ++b) {
         values[b] = load_codes<S, format>(v, i + 16 * b);
         if constexpr (format == KvFormat::q8_0) {
-          const uint16_t bits = groups.v_scales[g][(key % kKeyGroup) * blocks + (i + 16 * b) / 32];
-          values[b] = S::mul(values[b], S::set1(first_half<S>(bits)));
+          values[b] = S::mul(values[b], S::set1(groups.v_scales[key * blocks + (i + 16 * b) / 32]));
         }
       }
       PELLUCID_UNROLL for (int m = 0; m < M; ++m) {
@@ -131,8 +129,8 @@ constexpr int kWidth = S::kAccumulators / M >= 4   ? 4
                                                    : 1;
 
 template <class S, KvFormat format, int M>
-inline void weigh_values(const KvLayout& kv, const Groups& groups, int first, int last, const float* const* p,
-                         float* const* acc) {
+inline void weigh_values(const KvLayout& kv, const Groups<S, format>& groups, int first, int last,
+                         const float* const* p, float* const* acc) {
   constexpr int B = kWidth<S, M>;
   const int d = kv.d_head;
   int i = 0;
@@ -154,7 +152,7 @@ void attend_chunk(const AttendChunk& a) {
     last = a.last[m] > last ? a.last[m] : last;
   }
   const int group0 = (first - base) / kKeyGroup, group1 = (last - base) / kKeyGroup;
-  const Groups groups(a, group0, group1);
+  const Groups<S, format> groups(a, group0, group1);
   constexpr int G = kWidth<S, M>;
   int next = group0;
   for (; next + G <= group1 + 1; next += G)
