@@ -105,8 +105,12 @@ def sample(vocab: int) -> None:
         out = [Guarded.copy(np.zeros(count, kind), front) for kind in (np.int32, np.int32, np.float32)]
         top = [Guarded.copy(np.zeros((count, MAX_LOGPROBS), kind), front) for kind in (np.int32, np.float32)]
         logits = Guarded.copy(plain, front)
-        _core.sample_rows(states(), logits, Guarded.copy(rows, front), Guarded.copy(positions, front), *out, *top)
-        assert out[0].tolist() == want.tokens
+        for pool in (None, _core.Pool(2)):
+            out[0][:] = -1
+            _core.sample_rows(
+                states(), logits, Guarded.copy(rows, front), Guarded.copy(positions, front), *out, *top, pool
+            )
+            assert out[0].tolist() == want.tokens
         _core.score_rows(logits, Guarded.copy(np.full(count, vocab - 1, np.int32), front), 5, *out[1:], *top)
 
 
