@@ -99,6 +99,14 @@ PELLUCID_INLINE void put_nibbles(uint8_t* vectors, int lane, const uint8_t* byte
                  (word_at(bytes + 16 + 4 * j) >> shift & kLowNibbles) << 4);
 }
 
+// The 12 bytes of Q4_K and Q5_K: 6-bit scales and minima of 8 blocks.
+PELLUCID_INLINE int packed_scale(const uint8_t* b, int s) {
+  return s < 4 ? b[s] & 63 : (b[s + 4] & 15) | (b[s - 4] >> 6) << 4;
+}
+PELLUCID_INLINE int packed_min(const uint8_t* b, int s) {
+  return s < 4 ? b[s + 4] & 63 : b[s + 4] >> 4 | (b[s] >> 6) << 4;
+}
+
 // A 6-bit scale: its low nibble in half s % 2 of row s / 2 of `low`, its high pair at 2 (s % 4) in row s / 4
 // of `high`; a row has a byte for each of the 16 weight rows.
 template <class S>

@@ -4,7 +4,7 @@
 // vectors of nibbles. Arithmetic, for each 32, with the table raised by 128: acc = fma(float(dot - 128 *
 // sum), scale * a_scale, acc).
 #pragma once
-#include "formats/dots.h"
+#include "formats/q4_0.h"
 
 namespace pellucid {
 namespace {
@@ -33,8 +33,7 @@ struct IQ4_NL {
   static constexpr int kBytes = kPanel * kFileBytes;
 
   static PELLUCID_INLINE void pack(const uint8_t* block, int lane, uint8_t* p) {
-    for (int j = 0; j < 4; ++j) put_word(p, j, lane, word_at(block + 2 + 4 * j));
-    put_half(p + 256, lane, block);
+    Q4_0<S>::pack(block, lane, p);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {

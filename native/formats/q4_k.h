@@ -20,16 +20,9 @@ struct Q4_K {
     put_half(p + 32, lane, block + 2);
     for (int s = 0; s < 8; ++s) {
       uint8_t* sub = p + 64 + kSub * s;
-      sub[lane] = static_cast<uint8_t>(scale(block + 4, s));
-      sub[16 + lane] = static_cast<uint8_t>(min(block + 4, s));
-      // 32 bytes of the file hold one 32 in their low halves and the next in their high halves.
-      const uint8_t* q = block + 16 + 32 * (s / 2);
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t first = word_at(q + 4 * j), second = word_at(q + 16 + 4 * j);
-        put_word(sub + 32, j, lane,
-                 s % 2 == 0 ? (first & kLowNibbles) | (second & kLowNibbles) << 4
-                            : (first >> 4 & kLowNibbles) | (second & ~kLowNibbles));
-      }
+      sub[lane] = static_cast<uint8_t>(packed_scale(block + 4, s));
+      sub[16 + lane] = static_cast<uint8_t>(packed_min(block + 4, s));
+      put_nibbles(sub + 32, lane, block + 16 + 32 * (s / 2), 4 * (s % 2));
     }
   }
 
@@ -57,15 +50,6 @@ struct Q4_K {
       add_scaled(dots, S::mul(d, S::load_u8(p)), a, b, acc);
       add_min<S>(S::mul(minus_dmin, S::load_u8(p + 16)), a, b, acc);
     }
-  }
-
- private:
-  // The file's 12 bytes: 6-bit scales and minima of 8 blocks.
-  static PELLUCID_INLINE int scale(const uint8_t* b, int s) {
-    return s < 4 ? b[s] & 63 : (b[s + 4] & 15) | (b[s - 4] >> 6) << 4;
-  }
-  static PELLUCID_INLINE int min(const uint8_t* b, int s) {
-    return s < 4 ? b[s + 4] & 63 : b[s + 4] >> 4 | (b[s] >> 6) << 4;
   }
 };
 

@@ -8,14 +8,6 @@
 namespace pellucid {
 namespace {
 
-// The 12 bytes of Q4_K and Q5_K: 6-bit scales and minima of 8 blocks.
-PELLUCID_INLINE int packed_scale(const uint8_t* b, int s) {
-  return s < 4 ? b[s] & 63 : (b[s + 4] & 15) | (b[s - 4] >> 6) << 4;
-}
-PELLUCID_INLINE int packed_min(const uint8_t* b, int s) {
-  return s < 4 ? b[s + 4] & 63 : b[s + 4] >> 4 | (b[s] >> 6) << 4;
-}
-
 template <class S>
 struct Q5_K {
   static constexpr int kCols = 256;

@@ -20,23 +20,12 @@ struct Q6_K {
     put_half(p, lane, block + 208);
     for (int s = 0; s < 8; ++s) {
       uint8_t* sub = p + 32 + kSub * s;
-      const int half = s / 4, quarter = s % 4;
-      const uint8_t* low = block + 64 * half + 32 * (quarter % 2);
-      const uint8_t* high = block + 128 + 32 * half;
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t first = word_at(low + 4 * j) >> (quarter < 2 ? 0 : 4);
-        const uint32_t second = word_at(low + 16 + 4 * j) >> (quarter < 2 ? 0 : 4);
-        put_word(sub, j, lane, (first & kLowNibbles) | (second & kLowNibbles) << 4);
-      }
-      for (int h = 0; h < 2; ++h) {
-        uint32_t pairs = 0;
-        for (int f = 0; f < 4; ++f)
-          pairs |= (word_at(high + 4 * (4 * h + f)) >> 2 * quarter & 0x03030303u) << 2 * f;
-        put_word(sub + 256, h, lane, pairs);
-      }
+      put_nibbles(sub, lane, block + 64 * (s / 4) + 32 * (s % 2), s % 4 < 2 ? 0 : 4);
       sub[384 + lane] = block[192 + 2 * s];
       sub[400 + lane] = block[192 + 2 * s + 1];
     }
+    for (int half = 0; half < 2; ++half)
+      put_pairs(p + 32 + 4 * kSub * half + 256, kSub, lane, block + 128 + 32 * half);
   }
 
   static PELLUCID_INLINE void unpack(const uint8_t* p, int lane, float* out) {
@@ -44,11 +33,9 @@ struct Q6_K {
     for (int s = 0; s < 8; ++s) {
       const uint8_t* sub = p + 32 + kSub * s;
       for (int k = 0; k < 32; ++k) {
-        const int j = k / 4;
-        const int pair = sub[256 + 64 * (j / 4) + 4 * lane + k % 4] >> 2 * (j % 4) & 3;
         const int8_t sc = static_cast<int8_t>(sub[384 + 16 * (k / 16) + lane]);
-        out[32 * s + k] =
-            (d * static_cast<float>(sc)) * static_cast<float>((nibble(sub, lane, k) | pair << 4) - 32);
+        out[32 * s + k] = (d * static_cast<float>(sc)) *
+                          static_cast<float>((nibble(sub, lane, k) | pair(sub + 256, lane, k) << 4) - 32);
       }
     }
   }

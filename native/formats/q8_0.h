@@ -27,10 +27,7 @@ struct Q8_0 {
   static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
                                          typename S::F (&acc)[NR]) {
     Dots<S, NR> dots;
-    if constexpr (S::kDot128Offset)
-      dots.template start<7>(a, block);
-    else
-      dots.zero();
+    dots.start128(a, block);
     PELLUCID_UNROLL
     for (int j = 0; j < 8; ++j) dots.add128(S::load_b(p + 64 * j), a, block, j);
     add_scaled(dots, S::load_f16(halves(p + 512)), a, block, acc);
