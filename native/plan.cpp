@@ -51,17 +51,20 @@ const float* Plan::constant(std::vector<float> values) {
 
 namespace {
 
-// Marks what the steps read of each other's; returns whether the slot is made by one of them.
-auto link(std::vector<RowStep>& steps) {
+bool has(const std::vector<int>& slots, int slot) {
+  return std::find(slots.begin(), slots.end(), slot) != slots.end();
+}
+
+// Marks what the steps read of each other's; returns the slots that they make.
+std::vector<int> link(std::vector<RowStep>& steps) {
   std::vector<int> made;
-  const auto has = [&made](int slot) { return std::find(made.begin(), made.end(), slot) != made.end(); };
   for (RowStep& step : steps) {
-    step.x_here = has(step.x);
-    step.y_here = has(step.y);
+    step.x_here = has(made, step.x);
+    step.y_here = has(made, step.y);
     made.push_back(step.out);
     if (step.quant != kNone) made.push_back(step.quant);
   }
-  return [made](int slot) { return std::find(made.begin(), made.end(), slot) != made.end(); };
+  return made;
 }
 
 }  // namespace
@@ -69,10 +72,10 @@ auto link(std::vector<RowStep>& steps) {
 void Plan::push(PlanOp op) {
   if (auto* rows = std::get_if<RowsOp>(&op)) link(rows->steps);
   if (auto* linear = std::get_if<LinearOp>(&op)) {
-    const auto here = link(linear->steps);
-    linear->x_here = here(linear->x);
-    linear->quant_here = here(linear->quant);
-    linear->residual_here = here(linear->residual);
+    const std::vector<int> made = link(linear->steps);
+    linear->x_here = has(made, linear->x);
+    linear->quant_here = has(made, linear->quant);
+    linear->residual_here = has(made, linear->residual);
   }
   ops_.push_back(std::move(op));
 }

@@ -29,6 +29,14 @@ constexpr int64_t kActivationBytes = 512 << 10;
 // Values that every thread computes for itself sooner than it would meet the others: about 2 µs.
 constexpr int64_t kAloneValues = 8 << 10;
 
+// K and V of one KV head of row r, to its place in the cache. k and v are slots.
+void store_row(const Frame& f, int layer, int seq, int head, int r, int k, int v) {
+  const int d = f.kv.d_head, position = f.step.positions[r];
+  const int page = f.step.page_tables[int64_t{seq} * f.step.table_width + position / f.kv.page_size];
+  f.rows.store_kv(f.kv, f.kv.k(layer, page, head), f.kv.v(layer, page, head), position % f.kv.page_size,
+                  f.floats(k, r) + head * d, f.floats(v, r) + head * d);
+}
+
 }  // namespace
 
 void EmbedOp::run(const Frame& f, int thread) const {
@@ -173,16 +181,10 @@ void RopeOp::run(const Frame& f, int thread) const {
 void StoreOp::run(const Frame& f, int thread) const {
   // One KV head of a sequence's rows lies in one thread, so that two threads never write one cache line of a
   // page.
-  const int d = f.kv.d_head;
   for (int item = thread; item < f.step.seqs * f.kv.kv_heads; item += f.pool.threads()) {
     const int seq = item / f.kv.kv_heads, head = item % f.kv.kv_heads;
-    const int32_t* table = f.step.page_tables + int64_t{seq} * f.step.table_width;
-    for (int r = f.step.seq_starts[seq]; r < f.step.seq_starts[seq + 1]; ++r) {
-      const int position = f.step.positions[r];
-      const int page = table[position / f.kv.page_size];
-      f.rows.store_kv(f.kv, f.kv.k(layer, page, head), f.kv.v(layer, page, head), position % f.kv.page_size,
-                      f.floats(k, r) + head * d, f.floats(v, r) + head * d);
-    }
+    for (int r = f.step.seq_starts[seq]; r < f.step.seq_starts[seq + 1]; ++r)
+      store_row(f, layer, seq, head, r, k, v);
   }
 }
 
@@ -201,19 +203,16 @@ void Turn::run(const Frame& f, int r, int head) const {
 void RopeStoreOp::run(const Frame& f, int thread) const {
   // One KV head of a group of keys lies in one thread, so that two threads never write one cache line of a
   // page.
-  const int d = f.kv.d_head, heads = q.heads / f.kv.kv_heads;
+  const int heads = q.heads / f.kv.kv_heads;
   const auto [first, end] =
       share(static_cast<int>(f.groups.size()) * f.kv.kv_heads, thread, f.pool.threads());
   for (int item = first; item < end; ++item) {
     const Tile& group = f.groups[static_cast<size_t>(item / f.kv.kv_heads)];
     const int head = item % f.kv.kv_heads;
-    const int32_t* table = f.step.page_tables + int64_t{group.seq} * f.step.table_width;
     for (int r = group.row; r < group.row + group.rows; ++r) {
       for (int h = head * heads; h < (head + 1) * heads; ++h) q.run(f, r, h);
       k.run(f, r, head);
-      const int position = f.step.positions[r], page = table[position / f.kv.page_size];
-      f.rows.store_kv(f.kv, f.kv.k(layer, page, head), f.kv.v(layer, page, head), position % f.kv.page_size,
-                      f.floats(k.out, r) + head * d, f.floats(v, r) + head * d);
+      store_row(f, layer, group.seq, head, r, k.out, v);
     }
   }
 }
