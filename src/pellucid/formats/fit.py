@@ -6,6 +6,8 @@ are blocks; results are (n, 1).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from pellucid.formats.bits import Bytes, Floats, extreme, inverse
@@ -43,20 +45,25 @@ def fit_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
     return scale, minimum
 
 
-def fit_scale(x: Floats, top: int) -> Floats:
-    """Scale, with a sign, that fits x ≈ scale · q, q in -top..top-1, weighted by x²."""
-    most = extreme(x)
+def _best_scale(x: Floats, first: Floats, tries: Iterable[Floats]) -> Floats:
+    """Of the scales that fit x to each of the tried grids, weighted by x², the one that gains most; else `first`."""
     w = x * x
-    scale = most / np.float32(-top)
+    scale = first
     best = np.zeros_like(scale)
-    for step in range(-9, 10):
-        q = np.clip(np.rint(x * (np.float32(-(top + 0.1 * step)) * inverse(most))), -top, top - 1)
+    for q in tries:
         sqx, sqq = _sum(w * q * x), _sum(w * q * q)
         s = sqx * inverse(sqq)
         gain = s * sqx
         better = gain > best
         best, scale = np.where(better, gain, best), np.where(better, s, scale)
     return scale
+
+
+def fit_scale(x: Floats, top: int) -> Floats:
+    """Scale, with a sign, that fits x ≈ scale · q, q in -top..top-1, weighted by x²."""
+    most = extreme(x)
+    reaches = (np.float32(-(top + 0.1 * step)) * inverse(most) for step in range(-9, 10))
+    return _best_scale(x, most / np.float32(-top), (np.clip(np.rint(x * reach), -top, top - 1) for reach in reaches))
 
 
 def nearest(x: Floats, table: Floats) -> Bytes:
@@ -67,15 +74,5 @@ def nearest(x: Floats, table: Floats) -> Bytes:
 def fit_table(x: Floats, table: Floats) -> Floats:
     """Scale, with a sign, that fits x ≈ scale · a value of the ascending `table`, weighted by x²."""
     most = extreme(x)
-    w = x * x
-    scale = most / table[0]
-    best = np.zeros_like(scale)
-    for end in (table[0], table[-1]):
-        for step in range(-7, 8):
-            q = table[nearest(x * ((end + np.float32(step)) * inverse(most)), table)]
-            sqx, sqq = _sum(w * q * x), _sum(w * q * q)
-            s = sqx * inverse(sqq)
-            gain = s * sqx
-            better = gain > best
-            best, scale = np.where(better, gain, best), np.where(better, s, scale)
-    return scale
+    ends = (end + np.float32(step) for end in (table[0], table[-1]) for step in range(-7, 8))
+    return _best_scale(x, most / table[0], (table[nearest(x * (end * inverse(most)), table)] for end in ends))
