@@ -36,7 +36,7 @@ SPECS = {
     "qwen3": replace(
         LLAMA,
         family="qwen3",
-        qk_norm=True,
+        qk_norm="head",
         d_head=32,
         attn_scale=32**-0.5,
         layers=(LayerSpec(0, RopeSpec(1e6, 32)),) * 2,
@@ -48,7 +48,7 @@ SPECS = {
         layers=tuple(GEMMA_GLOBAL if i % 6 == 5 else GEMMA_LOCAL for i in range(7)),
         attn_scale=32**-0.5,
         activation="gelu_tanh",
-        qk_norm=True,
+        qk_norm="head",
         post_norms=True,
         embed_scale=8.0,
         tied=True,

@@ -25,7 +25,7 @@ SPECS = {
     "odd-head": spec(heads=2, kv_heads=1, d_head=24, d_ff=768),
     "biased": spec(qkv_bias=True),
     "gemma": spec(
-        windows=(20, 20, 0), qk_norm=True, post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
+        windows=(20, 20, 0), qk_norm="head", post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
     ),
     "window-300": spec(windows=(300, 0)),
 }

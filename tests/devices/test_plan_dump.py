@@ -20,7 +20,7 @@ SPECS = {
     "llama": spec(tied=True),
     "qwen2": spec(qkv_bias=True),
     "gemma3": spec(
-        windows=(512, 0), qk_norm=True, post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
+        windows=(512, 0), qk_norm="head", post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
     ),
 }
 

@@ -13,7 +13,7 @@ from pellucid.graph.ops import Add, Embed, Fused, Linear, Multiply, Normalize, V
 from pellucid.graph.reference import Reference
 from pellucid.models.decoder import decoder_graph
 
-SPEC = spec(qk_norm=True, post_norms=True, qkv_bias=True)
+SPEC = spec(qk_norm="head", post_norms=True, qkv_bias=True)
 
 
 def test_fused_means_its_parts() -> None:

@@ -6,10 +6,16 @@ gets a new column, not a branch on its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pellucid.models.spec import Activation
+from pellucid.models.spec import Activation, QkNorm
+
+Bias = Literal["qkv", "out", "mlp", "norm"]
+Scaling = Literal[
+    "attn_scale", "attn_softcap", "embed_scale", "residual_scale", "logit_scale", "logit_divisor", "logit_softcap"
+]
 
 
 @dataclass(frozen=True)
@@ -22,14 +28,33 @@ class Family:
     hf: tuple[str, ...] = ()
     """model_type of its Hugging Face configurations."""
     activation: Activation = "silu"
-    qkv_bias: bool = False
-    """Always has biases on Q, K and V (else the file says)."""
-    qk_norm: bool = False
+    gated: bool = True
+    norm: Literal["rms", "layer"] = "rms"
+    biases: frozenset[Bias] = frozenset()
+    """Biases that it always has (of others the file says)."""
+    qk_norm: QkNorm = "none"
+    qk_norm_optional: bool = False
+    """Only where the configuration says use_qk_norm, or the file has the weights."""
+    pre_norms: bool = True
     post_norms: bool = False
+    parallel: bool = False
+    learned_positions: bool = False
+    rotated: Literal["all", "none", "interval", "windowed"] = "all"
+    """Which layers rotate q and k: all, none, all but every n-th, or those with a sliding window."""
+    rotary_partial: bool = False
+    """A configuration's partial_rotary_factor is honoured: only that share of a head is rotated."""
+    rotary_interval: int = 4
+    """That n, when the file does not say."""
     embed_scaled: bool = False
     """Embeddings are multiplied by sqrt(d_model)."""
+    scalings: frozenset[Scaling] = frozenset()
+    """Factors and bounds that its files state; logit_divisor: logits are divided by what stands there."""
+    gguf_wide_layers: int = 0
+    """GGUF does not state the attention's scale. The one member of so many layers has (d_model / n_heads) ** -0.5."""
     gguf_rotary_interleaved: bool = False
     """GGUF keeps the rows of Q and K with rotary pairs side by side; they are put back into halves."""
+    hf_rotary_interleaved: bool = False
+    """Hugging Face's files do too."""
     hf_norm_offset: float = 0.0
     """Added to norm weights of Hugging Face files (gemma multiplies by 1 + w); GGUF has it already."""
     windows: Literal["none", "all", "upper", "pattern"] = "none"
@@ -37,14 +62,48 @@ class Family:
     on (when use_sliding_window says so), or all but every n-th (in GGUF too)."""
     window_pattern: int = 0
     """That n, when the file does not say."""
-    local_rope_base: float = 10000.0
-    """Rotary base of layers with a sliding window, where they have their own."""
-    hf_defaults: dict[str, object] = field(default_factory=dict[str, object])
+    local_rope_base: float | None = None
+    """Rotary base of layers with a sliding window, where they have their own (and no scaling)."""
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """GGUF's and Hugging Face's names of weights that differ from those of names.py. Weights that share a tensor are
+    its rows, one behind the other."""
+    hf_bodies: tuple[str, ...] = ("model.", "language_model.model.", "model.language_model.")
+    """What may come before the decoder's tensors; a language model may sit inside a larger one."""
+    hf_layers: str = "layers"
+    hf_transposed: bool = False
+    """Hugging Face keeps the matrices of the layers as (in, out)."""
+    hf_buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    """Ends of the names of tensors that are no weights."""
+    hf_keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys of its configuration that are spelled otherwise: usual spelling → its own."""
+    hf_defaults: Mapping[str, object] = field(default_factory=dict[str, object])
     """What a Hugging Face configuration means when it is silent."""
+    gguf_defaults: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What a GGUF file means when it is silent, by key behind the architecture."""
 
 
 _LLAMA_DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 2048}
 _QWEN_DEFAULTS = _LLAMA_DEFAULTS | {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA_NAMES = {"ln2.w": ("ffn_norm.weight", "pre_feedforward_layernorm.weight")}
+_GEMMA_DEFAULTS: dict[str, object] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_COHERE_DEFAULTS: dict[str, object] = {
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+}
+_ALL_BIASES: frozenset[Bias] = frozenset({"qkv", "out", "mlp", "norm"})
 
 FAMILIES = (
     Family("llama", "llama", ("llama",), gguf_rotary_interleaved=True, hf_defaults=_LLAMA_DEFAULTS),
@@ -60,7 +119,7 @@ FAMILIES = (
         "qwen2",
         "qwen2",
         ("qwen2",),
-        qkv_bias=True,
+        biases=frozenset({"qkv"}),
         windows="upper",
         hf_defaults=_QWEN_DEFAULTS | {"num_key_value_heads": 32},
     ),
@@ -68,37 +127,206 @@ FAMILIES = (
         "qwen3",
         "qwen3",
         ("qwen3",),
-        qk_norm=True,
+        qk_norm="head",
         windows="upper",
         hf_defaults=_QWEN_DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    Family(
+        "gemma2",
+        "gemma2",
+        ("gemma2",),
+        activation="gelu_tanh",
+        post_norms=True,
+        embed_scaled=True,
+        scalings=frozenset({"attn_softcap", "logit_softcap"}),
+        gguf_wide_layers=46,
+        hf_norm_offset=1.0,
+        windows="pattern",
+        window_pattern=2,
+        names=_GEMMA_NAMES,
+        hf_defaults=_GEMMA_DEFAULTS
+        | {
+            "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        gguf_defaults={
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "attention.sliding_window": 4096,
+        },
     ),
     Family(
         "gemma3",
         "gemma3",
         ("gemma3_text", "gemma3"),
         activation="gelu_tanh",
-        qk_norm=True,
+        qk_norm="head",
         post_norms=True,
         embed_scaled=True,
+        gguf_wide_layers=62,
         hf_norm_offset=1.0,
         windows="pattern",
         window_pattern=6,
-        hf_defaults={
+        local_rope_base=10000.0,
+        names=_GEMMA_NAMES,
+        hf_defaults=_GEMMA_DEFAULTS
+        | {
             "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
             "rope_local_base_freq": 10000.0,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
+        },
+    ),
+    Family(
+        "phi3",
+        "phi3",
+        ("phi3",),
+        rotary_partial=True,
+        windows="all",
+        names={
+            "attn.W_Q": ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+            "attn.W_K": ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+            "attn.W_V": ("attn_qkv.weight", "self_attn.qkv_proj.weight"),
+            "mlp.W_gate": ("ffn_up.weight", "mlp.gate_up_proj.weight"),
+            "mlp.W_in": ("ffn_up.weight", "mlp.gate_up_proj.weight"),
+        },
+        hf_defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+        },
+    ),
+    Family(
+        "granite",
+        "granite",
+        ("granite",),
+        scalings=frozenset({"attn_scale", "embed_scale", "residual_scale", "logit_divisor"}),
+        gguf_rotary_interleaved=True,
+        hf_defaults=_LLAMA_DEFAULTS | {"attention_multiplier": 1.0},
+    ),
+    Family(
+        "olmo2",
+        "olmo2",
+        ("olmo2",),
+        qk_norm="whole",
+        pre_norms=False,
+        post_norms=True,
+        hf_defaults=_LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "smollm3",
+        "smollm3",
+        ("smollm3",),
+        rotated="interval",
+        gguf_rotary_interleaved=True,
+        hf_defaults={
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 2e6,
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
             "tie_word_embeddings": True,
         },
+    ),
+    Family(
+        "starcoder2",
+        "starcoder2",
+        ("starcoder2",),
+        activation="gelu_tanh",
+        gated=False,
+        norm="layer",
+        biases=_ALL_BIASES,
+        windows="all",
+        names={
+            "mlp.W_in": ("ffn_up.weight", "mlp.c_fc.weight"),
+            "mlp.b_in": ("ffn_up.bias", "mlp.c_fc.bias"),
+            "mlp.W_out": ("ffn_down.weight", "mlp.c_proj.weight"),
+            "mlp.b_out": ("ffn_down.bias", "mlp.c_proj.bias"),
+        },
+        hf_keys={"rms_norm_eps": "norm_epsilon"},
+        hf_defaults={
+            "norm_epsilon": 1e-5,
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "gpt2",
+        "gpt2",
+        ("gpt2",),
+        activation="gelu_tanh",
+        gated=False,
+        norm="layer",
+        biases=_ALL_BIASES,
+        learned_positions=True,
+        rotated="none",
+        names={
+            "embed.W_E": ("token_embd.weight", "wte.weight"),
+            "ln_final.w": ("output_norm.weight", "ln_f.weight"),
+            "ln_final.b": ("output_norm.bias", "ln_f.bias"),
+            "ln1.w": ("attn_norm.weight", "ln_1.weight"),
+            "ln1.b": ("attn_norm.bias", "ln_1.bias"),
+            "attn.W_Q": ("attn_qkv.weight", "attn.c_attn.weight"),
+            "attn.W_K": ("attn_qkv.weight", "attn.c_attn.weight"),
+            "attn.W_V": ("attn_qkv.weight", "attn.c_attn.weight"),
+            "attn.b_Q": ("attn_qkv.bias", "attn.c_attn.bias"),
+            "attn.b_K": ("attn_qkv.bias", "attn.c_attn.bias"),
+            "attn.b_V": ("attn_qkv.bias", "attn.c_attn.bias"),
+            "attn.W_O": ("attn_output.weight", "attn.c_proj.weight"),
+            "attn.b_O": ("attn_output.bias", "attn.c_proj.bias"),
+            "ln2.w": ("ffn_norm.weight", "ln_2.weight"),
+            "ln2.b": ("ffn_norm.bias", "ln_2.bias"),
+            "mlp.W_in": ("ffn_up.weight", "mlp.c_fc.weight"),
+            "mlp.b_in": ("ffn_up.bias", "mlp.c_fc.bias"),
+            "mlp.W_out": ("ffn_down.weight", "mlp.c_proj.weight"),
+            "mlp.b_out": ("ffn_down.bias", "mlp.c_proj.bias"),
+        },
+        hf_bodies=("transformer.", ""),
+        hf_layers="h",
+        hf_transposed=True,
+        hf_buffers=(".attn.bias", ".attn.masked_bias"),
+        hf_keys={
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        hf_defaults={"layer_norm_epsilon": 1e-5, "n_positions": 1024, "tie_word_embeddings": True},
+    ),
+    Family(
+        "command-r",
+        "command-r",
+        ("cohere",),
+        norm="layer",
+        qk_norm="each",
+        qk_norm_optional=True,
+        parallel=True,
+        scalings=frozenset({"logit_scale"}),
+        gguf_rotary_interleaved=True,
+        hf_rotary_interleaved=True,
+        hf_keys={"rms_norm_eps": "layer_norm_eps"},
+        hf_defaults=_COHERE_DEFAULTS | {"rope_theta": 500000.0},
+    ),
+    Family(
+        "cohere2",
+        "cohere2",
+        ("cohere2",),
+        norm="layer",
+        parallel=True,
+        rotated="windowed",
+        scalings=frozenset({"logit_scale"}),
+        gguf_rotary_interleaved=True,
+        hf_rotary_interleaved=True,
+        windows="pattern",
+        window_pattern=4,
+        hf_keys={"rms_norm_eps": "layer_norm_eps"},
+        hf_defaults=_COHERE_DEFAULTS | {"sliding_window": 4096},
+        gguf_defaults={"attention.sliding_window": 4096},
     ),
 )
 """Every family that can be read."""

@@ -106,6 +106,23 @@ class Fields:
             raise self._wrong(key, cast(object, value), "an array of strings")
         return cast("list[str]", items)
 
+    def optional_number(self, key: str, low: float, high: float) -> float | None:
+        """Finite number in low..high, or None when absent."""
+        return self.number(key, low, high) if self.has(key) else None
+
+    def numbers(self, key: str, low: float, high: float) -> tuple[float, ...]:
+        """A list of finite numbers in low..high."""
+        value = self._get(key, True)
+        items = cast("list[object]", value) if isinstance(value, list) else [None]
+        out: list[float] = []
+        for item in items:
+            if not isinstance(item, int | float) or isinstance(item, bool):
+                raise self._wrong(key, cast(object, value), "an array of numbers")
+            if not math.isfinite(item) or not low <= item <= high:
+                raise self.fault(key, f"holds {shown(item)}, outside {low:g} to {high:g}")
+            out.append(float(item))
+        return tuple(out)
+
     def array(self, key: str, kinds: str) -> np.ndarray[Any, Any] | None:
         """A numeric array whose dtype's kind is in `kinds`, or None when absent."""
         value = self._get(key, False)

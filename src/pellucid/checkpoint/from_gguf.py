@@ -8,43 +8,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family
+from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family, Scaling
 from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.gguf import GGUF
 from pellucid.checkpoint.mapped import Stored, shown
+from pellucid.checkpoint.names import gguf_namer
+from pellucid.checkpoint.rope import rotated_layers, yarn_factors, yarn_magnitude
 from pellucid.checkpoint.tokens import end_of_turn_ids
 from pellucid.errors import UnsupportedModelError
 from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec
 from pellucid.models.tokens import CONTROL, NORMAL, TokenizerSource
 
 ROPE_FACTORS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 _REFUSED = {
     "expert_count": "a mixture of experts",
-    "attn_logit_softcapping": "soft-capped attention",
-    "final_logit_softcapping": "soft-capped logits",
-    "logit_scale": "scaled logits",
-    "residual_scale": "scaled residuals",
-    "embedding_scale": "scaled embeddings",
-    "attention.scale": "an attention scale of its own",
     "attention.clamp_kqv": "clamped q, k and v",
     "attention.max_alibi_bias": "ALiBi",
     "attention.shared_kv_layers": "layers that share K and V",
+    "rope.scaling.yarn_log_multiplier": "another magnitude of YaRN",
 }
 """Keys (after the architecture) that change the arithmetic, unless they are 0 or absent."""
-
-
-@dataclass(frozen=True)
-class _Rope:
-    base: float
-    dims: int
-    linear: float
-    factors: tuple[float, ...] | None
+_SCALINGS: dict[Scaling, tuple[str, str]] = {
+    "attn_scale": ("attention.scale", "an attention scale of its own"),
+    "attn_softcap": ("attn_logit_softcapping", "soft-capped attention"),
+    "logit_softcap": ("final_logit_softcapping", "soft-capped logits"),
+    "embed_scale": ("embedding_scale", "scaled embeddings"),
+    "residual_scale": ("residual_scale", "scaled residuals"),
+    "logit_scale": ("logit_scale", "scaled logits"),
+    "logit_divisor": ("logit_scale", "scaled logits"),
+}
+"""What a family may state → key, and what it is called where a family may not state it."""
 
 
 def family_of(fields: Fields) -> Family:
@@ -63,10 +63,19 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
     fields = Fields(gguf.files[0].name, gguf.metadata)
     family = family_of(fields)
     a = f"{family.gguf}."
-    for key, what in _REFUSED.items():
+    fields.values = {a + key: value for key, value in family.gguf_defaults.items()} | gguf.metadata
+    stated = {_SCALINGS[scaling][0] for scaling in family.scalings}
+    for key, what in (_REFUSED | dict(_SCALINGS.values())).items():
         value = gguf.metadata.get(a + key, 0)
-        if not isinstance(value, int | float) or value != 0:
+        if key not in stated and (not isinstance(value, int | float) or value != 0):
             raise UnsupportedModelError(f"{fields.where}: {a}{key}: {what} is not supported for {family.name}")
+
+    def scaling(name: Scaling, default: float) -> float:
+        """What the file states, if its family may; 0 stands for the default, as ggml has it."""
+        if name not in family.scalings:
+            return default
+        return fields.number(a + _SCALINGS[name][0], 0.0, 1e6, 0.0) or default
+
     if not fields.flag(a + "attention.causal", True):
         raise UnsupportedModelError(f"{fields.where}: {a}attention.causal: only causal attention is supported")
 
@@ -91,6 +100,12 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
     if declared != vocab:
         raise fields.fault(a + "vocab_size", f"is {declared}, but there are {vocab} tokens")
     context = fields.integer(a + "context_length", 1, LIMITS["context"])
+    rope, reach = _rope(fields, family, d_head, gguf.tensors) if family.rotated != "none" else (None, 0)
+    namer = gguf_namer(family)
+
+    def has(part: str) -> bool:
+        return namer(f"blocks.0.{part}") in gguf.tensors
+
     return ModelSpec(
         family=family.name,
         name="".join(c if c.isprintable() else "?" for c in fields.text("general.name", name)[:200]),
@@ -100,26 +115,40 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
         n_heads=n_heads,
         n_kv_heads=n_kv,
         d_head=d_head,
-        layers=_layers(fields, family, n_layers, _rope(fields, family, d_head, gguf.tensors)),
-        context=context,
-        norm_eps=fields.number(a + "attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
-        attn_scale=_attn_scale(family, n_layers, d_model, n_heads, d_head),
+        layers=_layers(fields, family, n_layers, rope),
+        context=max(context, reach),
+        norm_eps=fields.number(
+            a + f"attention.layer_norm_{'rms_' if family.norm == 'rms' else ''}epsilon", 1e-12, 1e-2
+        ),
+        attn_scale=scaling("attn_scale", _attn_scale(family, n_layers, d_model, n_heads, d_head)),
         activation=family.activation,
-        qkv_bias=family.qkv_bias or "blk.0.attn_q.bias" in gguf.tensors,
-        qk_norm=family.qk_norm,
+        gated=family.gated,
+        norm=family.norm,
+        norm_bias="norm" in family.biases,
+        qkv_bias="qkv" in family.biases or has("attn.b_Q"),
+        out_bias="out" in family.biases or has("attn.b_O"),
+        mlp_bias="mlp" in family.biases or has("mlp.b_in"),
+        qk_norm="none" if family.qk_norm_optional and not has("attn.q_norm.w") else family.qk_norm,
+        pre_norms=family.pre_norms,
         post_norms=family.post_norms,
-        embed_scale=math.sqrt(d_model) if family.embed_scaled else 1.0,
-        tied="output.weight" not in gguf.tensors,
+        parallel=family.parallel,
+        learned_positions=family.learned_positions,
+        embed_scale=math.sqrt(d_model) if family.embed_scaled else scaling("embed_scale", 1.0),
+        residual_scale=scaling("residual_scale", 1.0),
+        attn_softcap=scaling("attn_softcap", 0.0),
+        logit_scale=scaling("logit_scale", 1.0) / scaling("logit_divisor", 1.0),
+        logit_softcap=scaling("logit_softcap", 0.0),
+        tied=namer("unembed.W_U") not in gguf.tensors,
     )
 
 
 def _attn_scale(family: Family, n_layers: int, d_model: int, n_heads: int, d_head: int) -> float:
-    """1/sqrt(d_head), but for gemma 3 27B (62 layers), whose scale GGUF does not say: it is 1/sqrt(d_model/n_heads)."""
-    wide = family.windows == "pattern" and n_layers == 62
-    return (d_model / n_heads if wide else d_head) ** -0.5
+    """1/sqrt(d_head), but for the one member of a family that has 1/sqrt(d_model/n_heads)."""
+    return (d_model / n_heads if n_layers == family.gguf_wide_layers else d_head) ** -0.5
 
 
-def _rope(fields: Fields, family: Family, d_head: int, tensors: Mapping[str, Stored]) -> _Rope:
+def _rope(fields: Fields, family: Family, d_head: int, tensors: Mapping[str, Stored]) -> tuple[RopeSpec, int]:
+    """The rotation, and the context that its scaling stretches to (0: it does not)."""
     a = f"{family.gguf}."
     dims = fields.integer(a + "rope.dimension_count", 2, d_head, d_head)
     if d_head % 2 or dims % 2:
@@ -129,46 +158,69 @@ def _rope(fields: Fields, family: Family, d_head: int, tensors: Mapping[str, Sto
             f"{fields.where}: {a}rope.dimension_count: rotating {dims} of {d_head} values is not supported "
             f"for {family.name}"
         )
+    base = fields.number(a + "rope.freq_base", 1.0, 1e12, 10000.0)
     kind = fields.text(a + "rope.scaling.type", "none")
+    factors = _factors(fields, dims, tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else None
+    s = a + "rope.scaling."
+    magnitude = fields.number(s + "attn_factor", 1e-3, 1e3, 1.0)
+    if ROPE_LONG in tensors or ROPE_SHORT in tensors:
+        if ROPE_LONG not in tensors or ROPE_SHORT not in tensors:
+            raise fields.fault(ROPE_LONG, f"and {ROPE_SHORT} belong together; one is missing")
+        trained = fields.integer(s + "original_context_length", 1, LIMITS["context"])
+        short, long = (_factors(fields, dims, tensors[name]) for name in (ROPE_SHORT, ROPE_LONG))
+        return RopeSpec(base, dims, factors=short, magnitude=magnitude, trained=trained, long_factors=long), 0
+    if kind == "yarn":
+        factor = fields.number(s + "factor", 1.0, 1e6)
+        trained = fields.integer(s + "original_context_length", 1, LIMITS["context"])
+        fast = fields.number(s + "yarn_beta_fast", 1e-3, 1e6, 32.0)
+        slow = fields.number(s + "yarn_beta_slow", 1e-3, 1e6, 1.0)
+        if fields.number(s + "yarn_ext_factor", -1.0, 1.0, 1.0) not in (1.0, -1.0):
+            raise UnsupportedModelError(f"{fields.where}: {s}yarn_ext_factor: only 1 is supported")
+        stretched = yarn_factors(base, dims, factor, trained, fast, slow)
+        return RopeSpec(base, dims, factors=stretched, magnitude=magnitude * yarn_magnitude(factor)), int(
+            trained * factor
+        )
     linear = fields.number(a + "rope.scale_linear", 1e-3, 1e6, 1.0)
     if kind == "linear":
-        linear = fields.number(a + "rope.scaling.factor", 1e-3, 1e6)
+        linear = fields.number(s + "factor", 1e-3, 1e6)
     elif kind != "none":
         raise UnsupportedModelError(
-            f"{fields.where}: {a}rope.scaling.type: {shown(kind)} is not supported; known are none, linear "
-            "and llama 3's factors"
+            f"{fields.where}: {s}type: {shown(kind)} is not supported; known are none, linear, yarn, "
+            "and the factors of llama 3 and longrope"
         )
-    factors = _factors(fields, dims, tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else None
-    return _Rope(fields.number(a + "rope.freq_base", 1.0, 1e12, 10000.0), dims, linear, factors)
+    return RopeSpec(base, dims, linear, factors, magnitude), 0
 
 
 def _factors(fields: Fields, dims: int, tensor: Stored) -> tuple[float, ...]:
     if tensor.shape != (dims // 2,) or tensor.format.name != "f32":
-        raise fields.fault(ROPE_FACTORS, f"is {tensor.format.name.upper()} {list(tensor.shape)}, not F32 [{dims // 2}]")
+        raise fields.fault(tensor.name, f"is {tensor.format.name.upper()} {list(tensor.shape)}, not F32 [{dims // 2}]")
     values = tensor.format.decode_rows(tensor.data())[0]
     if not (np.isfinite(values) & (values > 0)).all():
-        raise fields.fault(ROPE_FACTORS, "holds a factor that is not a positive number")
+        raise fields.fault(tensor.name, "holds a factor that is not a positive number")
     return tuple(float(v) for v in values)
 
 
-def _layers(fields: Fields, family: Family, n_layers: int, rope: _Rope) -> tuple[LayerSpec, ...]:
+def _layers(fields: Fields, family: Family, n_layers: int, rope: RopeSpec | None) -> tuple[LayerSpec, ...]:
     a = f"{family.gguf}."
     window = fields.integer(a + "attention.sliding_window", 0, LIMITS["window"], 0)
-    spread = RopeSpec(rope.base, rope.dims, rope.linear, rope.factors)
-    if family.windows != "pattern":
-        return (LayerSpec(window, spread),) * n_layers
     key = a + "attention.sliding_window_pattern"
-    listed = fields.array(key, "b") if isinstance(fields.values.get(key), np.ndarray) else None
-    if listed is not None:
-        if len(listed) != n_layers:
-            raise fields.fault(key, f"has {len(listed)} entries for {n_layers} layers")
-        local = [bool(v) for v in listed]
-    else:
-        pattern = fields.integer(key, 1, LIMITS["layers"], family.window_pattern)
-        local = [i % pattern < pattern - 1 for i in range(n_layers)]
-    base = fields.number(a + "rope.freq_base_swa", 1.0, 1e12, family.local_rope_base)
-    near = LayerSpec(window, RopeSpec(base, rope.dims))
-    return tuple(near if is_local else LayerSpec(0, spread) for is_local in local)
+    local = [True] * n_layers
+    if family.windows == "pattern":
+        listed = fields.array(key, "b") if isinstance(fields.values.get(key), np.ndarray) else None
+        if listed is not None:
+            if len(listed) != n_layers:
+                raise fields.fault(key, f"has {len(listed)} entries for {n_layers} layers")
+            local = [bool(v) for v in listed]
+        else:
+            pattern = fields.integer(key, 1, LIMITS["layers"], family.window_pattern)
+            local = [i % pattern < pattern - 1 for i in range(n_layers)]
+    elif fields.has(key):
+        raise UnsupportedModelError(f"{fields.where}: {key}: layers of two kinds are not supported for {family.name}")
+    near = rope
+    if rope is not None and family.local_rope_base is not None:
+        near = RopeSpec(fields.number(a + "rope.freq_base_swa", 1.0, 1e12, family.local_rope_base), rope.dims)
+    layers = [LayerSpec(window, near) if is_local else LayerSpec(0, rope) for is_local in local]
+    return rotated_layers(family, layers, family.rotary_interval)
 
 
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}

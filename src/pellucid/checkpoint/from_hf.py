@@ -8,28 +8,44 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from pellucid.checkpoint import strict_json
-from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family
+from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family, Scaling
 from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.mapped import MappedFile, shown
+from pellucid.checkpoint.rope import (
+    llama3_factors,
+    longrope_magnitude,
+    rotated_layers,
+    yarn_factors,
+    yarn_magnitude,
+)
 from pellucid.checkpoint.tokens import end_of_turn_ids
 from pellucid.errors import ModelFileError, UnsupportedModelError
 from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec
 from pellucid.models.tokens import TokenizerSource
 
-_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
+_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
 _REFUSED = {
     "quantization_config": "quantised weights",
-    "attn_logit_softcapping": "soft-capped attention",
-    "final_logit_softcapping": "soft-capped logits",
-    "mlp_bias": "biases in the MLP",
     "use_bidirectional_attention": "attention in both directions",
+    "add_cross_attention": "attention to another sequence",
+    "scale_attn_by_inverse_layer_idx": "attention scales that differ from layer to layer",
 }
 """Settings that change the arithmetic, unless they are null, 0 or false."""
+_SCALINGS: dict[Scaling, tuple[str, str]] = {
+    "attn_scale": ("attention_multiplier", "an attention scale of its own"),
+    "attn_softcap": ("attn_logit_softcapping", "soft-capped attention"),
+    "logit_softcap": ("final_logit_softcapping", "soft-capped logits"),
+    "embed_scale": ("embedding_multiplier", "scaled embeddings"),
+    "residual_scale": ("residual_multiplier", "scaled residuals"),
+    "logit_scale": ("logit_scale", "scaled logits"),
+    "logit_divisor": ("logits_scaling", "scaled logits"),
+}
+"""What a family may state → key, and what it is called where a family may not state it."""
 _TEMPLATE_LIMIT = 1 << 20
 
 
@@ -43,6 +59,10 @@ class Folder:
     """The language model's settings, with the family's defaults where the file is silent."""
     outer: Fields
     """config.json as it stands."""
+
+    def key(self, usual: str) -> str:
+        """This family's spelling of a key."""
+        return self.family.hf_keys.get(usual, usual)
 
 
 def read_config(path: Path) -> Folder:
@@ -58,7 +78,7 @@ def read_config(path: Path) -> Folder:
         raise UnsupportedModelError(f"config.json: model_type {shown(model_type)} is not supported; known are {NAMES}")
     text = outer.table("text_config")
     inner = text or outer
-    values = family.hf_defaults | dict(inner.values)  # an explicit null stays: it is not silence
+    values = {**family.hf_defaults, **inner.values}  # an explicit null stays: it is not silence
     if text is not None and "tie_word_embeddings" in outer.values and "tie_word_embeddings" not in text.values:
         values["tie_word_embeddings"] = outer.values["tie_word_embeddings"]
     return Folder(path, family, Fields(inner.where, values), outer)
@@ -66,62 +86,106 @@ def read_config(path: Path) -> Folder:
 
 def spec_from_hf(folder: Folder, *, tied_by_absence: bool) -> ModelSpec:
     """The spec that config.json describes; `tied_by_absence`: there is no lm_head among the weights."""
-    fields, family = folder.fields, folder.family
-    for key, what in _REFUSED.items():
+    fields, family, key = folder.fields, folder.family, folder.key
+    stated = {_SCALINGS[scaling][0] for scaling in family.scalings}
+    for name, what in (_REFUSED | dict(_SCALINGS.values())).items():
         for source in (fields, folder.outer):
-            if source.values.get(key) not in (None, False, 0):
-                raise UnsupportedModelError(f"{source.where}: {key}: {what} are not supported for {family.name}")
-    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
-    activation = fields.text(key, _ACTIVATIONS[family.activation][0])
+            if name not in stated and source.values.get(name) not in (None, False, 0):
+                raise UnsupportedModelError(f"{source.where}: {name}: {what} are not supported for {family.name}")
+    if not fields.flag("scale_attn_weights", True):
+        raise UnsupportedModelError(f"{fields.where}: scale_attn_weights: attention without a scale is not supported")
+    name = "hidden_activation" if fields.has("hidden_activation") else key("hidden_act")
+    activation = fields.text(name, _ACTIVATIONS[family.activation][0])
     if activation not in _ACTIVATIONS[family.activation]:
         raise UnsupportedModelError(
-            f"{fields.where}: {key}: {shown(activation)} is not supported; {family.name} has "
+            f"{fields.where}: {name}: {shown(activation)} is not supported; {family.name} has "
             f"{_ACTIVATIONS[family.activation][0]}"
         )
-    n_layers = fields.integer("num_hidden_layers", 1, LIMITS["layers"])
-    d_model = fields.integer("hidden_size", 1, LIMITS["d_model"])
-    n_heads = fields.integer("num_attention_heads", 1, LIMITS["heads"])
+
+    def scaling(name: Scaling, default: float) -> float:
+        """What the file states, if its family may; null, where that is allowed, means none."""
+        return fields.number(_SCALINGS[name][0], 1e-6, 1e6, default) if name in family.scalings else default
+
+    n_layers = fields.integer(key("num_hidden_layers"), 1, LIMITS["layers"])
+    d_model = fields.integer(key("hidden_size"), 1, LIMITS["d_model"])
+    n_heads = fields.integer(key("num_attention_heads"), 1, LIMITS["heads"])
     n_kv = fields.integer("num_key_value_heads", 1, LIMITS["heads"], n_heads)
     if n_heads % n_kv:
         raise fields.fault("num_key_value_heads", f"is {n_kv}, which does not divide the {n_heads} heads")
     d_head = fields.optional_integer("head_dim", 2, LIMITS["d_head"])
     if d_head is None:
         if d_model % n_heads:
-            raise fields.fault("num_attention_heads", f"is {n_heads}, which does not divide the width {d_model}")
+            raise fields.fault(key("num_attention_heads"), f"is {n_heads}, which does not divide the width {d_model}")
         d_head = d_model // n_heads
-    if d_head % 2:
+    if d_head % 2 and family.rotated != "none":
         raise fields.fault("head_dim", f"is {d_head}; rotary positions need an even one")
     scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6, float(d_head))
+    biases = family.biases if fields.flag("use_bias", True) else family.biases & {"norm"}
+    attention_bias = fields.flag("attention_bias", False)
+    qk_norm = family.qk_norm
+    if family.qk_norm_optional and not fields.flag("use_qk_norm", False):
+        qk_norm = "none"
+    layers, context = _layers(folder, n_layers, d_head)
     return ModelSpec(
         family=family.name,
         name=folder.path.resolve().name,
         vocab=fields.integer("vocab_size", 1, LIMITS["vocab"]),
         d_model=d_model,
-        d_ff=fields.integer("intermediate_size", 1, LIMITS["d_ff"]),
+        d_ff=_d_ff(folder, d_model),
         n_heads=n_heads,
         n_kv_heads=n_kv,
         d_head=d_head,
-        layers=_layers(fields, family, n_layers, d_head),
-        context=fields.integer("max_position_embeddings", 1, LIMITS["context"]),
-        norm_eps=fields.number("rms_norm_eps", 1e-12, 1e-2),
-        attn_scale=scalar**-0.5,
+        layers=layers,
+        context=context,
+        norm_eps=fields.number(key("rms_norm_eps"), 1e-12, 1e-2),
+        attn_scale=scaling("attn_scale", scalar**-0.5),
         activation=family.activation,
-        qkv_bias=family.qkv_bias or fields.flag("attention_bias", False),
-        qk_norm=family.qk_norm,
+        gated=family.gated,
+        norm=family.norm,
+        norm_bias="norm" in biases,
+        qkv_bias="qkv" in biases or attention_bias,
+        out_bias="out" in biases or attention_bias,
+        mlp_bias="mlp" in biases or fields.flag("mlp_bias", False),
+        qk_norm=qk_norm,
+        pre_norms=family.pre_norms,
         post_norms=family.post_norms,
-        embed_scale=math.sqrt(d_model) if family.embed_scaled else 1.0,
+        parallel=family.parallel,
+        learned_positions=family.learned_positions,
+        embed_scale=math.sqrt(d_model) if family.embed_scaled else scaling("embed_scale", 1.0),
+        residual_scale=scaling("residual_scale", 1.0),
+        attn_softcap=scaling("attn_softcap", 0.0),
+        logit_scale=scaling("logit_scale", 1.0) / scaling("logit_divisor", 1.0),
+        logit_softcap=scaling("logit_softcap", 0.0),
         tied=fields.flag("tie_word_embeddings", False) or tied_by_absence,
     )
 
 
-def _layers(fields: Fields, family: Family, n_layers: int, d_head: int) -> tuple[LayerSpec, ...]:
+def _d_ff(folder: Folder, d_model: int) -> int:
+    """Width of the MLP; where the family spells it n_inner, silence means four times the model's."""
+    key = folder.key("intermediate_size")
+    return folder.fields.integer(key, 1, LIMITS["d_ff"], 4 * d_model if key == "n_inner" else None)
+
+
+def _layers(folder: Folder, n_layers: int, d_head: int) -> tuple[tuple[LayerSpec, ...], int]:
+    """The layers, and the longest sequence that they are made for."""
+    fields, family = folder.fields, folder.family
+    context = fields.integer(folder.key("max_position_embeddings"), 1, LIMITS["context"])
     local = _local_layers(fields, family, n_layers)
     window = fields.integer("sliding_window", 1, LIMITS["window"]) if any(local) else 0
-    spread = _rope(fields, "full_attention", d_head, "rope_theta")
+    if family.rotated == "none":
+        return tuple(LayerSpec(window if is_local else 0, None) for is_local in local), context
+    spread, reach = _rope(fields, family, "full_attention", d_head, "rope_theta", context)
     near = spread
-    if family.windows == "pattern":
-        near = _rope(fields, "sliding_attention", d_head, "rope_local_base_freq")
-    return tuple(LayerSpec(window, near) if is_local else LayerSpec(0, spread) for is_local in local)
+    if family.local_rope_base is not None:
+        near, _ = _rope(fields, family, "sliding_attention", d_head, "rope_local_base_freq", context)
+    layers = [LayerSpec(window, near) if is_local else LayerSpec(0, spread) for is_local in local]
+    listed = None
+    if family.rotated == "interval" and fields.has("no_rope_layers"):
+        listed = [bool(v) for v in fields.numbers("no_rope_layers", 0, 1)]
+        if len(listed) != n_layers:
+            raise fields.fault("no_rope_layers", f"has {len(listed)} entries for {n_layers} layers")
+    interval = fields.integer("no_rope_layer_interval", 1, LIMITS["layers"], family.rotary_interval)
+    return rotated_layers(family, layers, interval, listed), max(context, reach)
 
 
 def _local_layers(fields: Fields, family: Family, n_layers: int) -> list[bool]:
@@ -149,8 +213,9 @@ def _local_layers(fields: Fields, family: Family, n_layers: int) -> list[bool]:
     return [fields.flag("use_sliding_window", False) and i >= first for i in range(n_layers)]
 
 
-def _rope(fields: Fields, kind: str, d_head: int, base_key: str) -> RopeSpec:
-    """Rotary positions of the layers of one kind; rope_parameters (transformers 5) wins over the older keys."""
+def _rope(fields: Fields, family: Family, kind: str, d_head: int, base_key: str, context: int) -> tuple[RopeSpec, int]:
+    """Rotary positions of the layers of one kind, and the context that their scaling stretches to (0: it does not);
+    rope_parameters (transformers 5) wins over the older keys."""
     partial = fields.number("partial_rotary_factor", 0.0, 1.0, 1.0)
     scaling = fields.table("rope_scaling") if base_key == "rope_theta" else None
     base = fields.number(base_key, 1.0, 1e12, 10000.0)
@@ -160,38 +225,58 @@ def _rope(fields: Fields, kind: str, d_head: int, base_key: str) -> RopeSpec:
         if scaling is not None:
             base = scaling.number("rope_theta", 1.0, 1e12, base)
             partial = scaling.number("partial_rotary_factor", 0.0, 1.0, partial)
-    if partial != 1.0:
-        raise UnsupportedModelError(f"{fields.where}: partial_rotary_factor: {partial:g} is not supported; 1 is")
+    if partial != 1.0 and not family.rotary_partial:
+        raise UnsupportedModelError(
+            f"{fields.where}: partial_rotary_factor: {partial:g} is not supported for {family.name}; 1 is"
+        )
+    dims = int(d_head * partial)
+    if dims < 2 or dims % 2:
+        raise fields.fault("partial_rotary_factor", f"rotates {dims} of {d_head} values; it must be an even number")
+    plain = RopeSpec(base, dims)
     if scaling is None:
-        return RopeSpec(base, d_head)
+        return plain, 0
     method = scaling.text("rope_type", scaling.text("type", "default"))
     if method == "default":
-        return RopeSpec(base, d_head)
+        return plain, 0
     if method == "linear":
-        return RopeSpec(base, d_head, scaling.number("factor", 1e-3, 1e6))
-    if method == "llama3":
-        return RopeSpec(base, d_head, factors=_llama3_factors(scaling, base, d_head))
-    raise UnsupportedModelError(
-        f"{scaling.where}: rotary scaling {shown(method)} is not supported; known are default, linear and llama3"
+        return replace(plain, linear=scaling.number("factor", 1e-3, 1e6)), 0
+    if method == "dynamic":
+        stretch = scaling.number("factor", 1.0, 1e6)
+        return replace(plain, trained=context, stretch=stretch), int(context * stretch)
+    trained = scaling.integer(
+        "original_max_position_embeddings",
+        1,
+        LIMITS["context"],
+        fields.integer("original_max_position_embeddings", 1, LIMITS["context"], context),
     )
-
-
-def _llama3_factors(scaling: Fields, base: float, d_head: int) -> tuple[float, ...]:
-    """Divisors of the frequencies: 1 for short waves, `factor` for long ones, and between them 1/f interpolated.
-
-    Source: transformers' modeling_rope_utils, llama3.
-    """
-    factor = scaling.number("factor", 1.0, 1e6)
-    low, high = scaling.number("low_freq_factor", 1e-3, 1e6), scaling.number("high_freq_factor", 1e-3, 1e6)
-    trained = scaling.integer("original_max_position_embeddings", 1, LIMITS["context"])
-    if high <= low:
-        raise scaling.fault("high_freq_factor", f"is {high:g}, not above low_freq_factor {low:g}")
-    factors: list[float] = []
-    for j in range(d_head // 2):
-        turns = trained / (2 * math.pi * base ** (2 * j / d_head))
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return tuple(factors)
+    if method == "llama3":
+        low, high = scaling.number("low_freq_factor", 1e-3, 1e6), scaling.number("high_freq_factor", 1e-3, 1e6)
+        if high <= low:
+            raise scaling.fault("high_freq_factor", f"is {high:g}, not above low_freq_factor {low:g}")
+        factor = scaling.number("factor", 1.0, 1e6)
+        return replace(plain, factors=llama3_factors(base, dims, factor, low, high, trained)), 0
+    factor = scaling.number("factor", 1.0, 1e6, max(1.0, context / trained))
+    magnitude = scaling.optional_number("attention_factor", 1e-3, 1e3)
+    if method in ("longrope", "su") or (method == "yarn" and scaling.has("long_factor")):
+        short, long = (scaling.numbers(name, 1e-6, 1e9) for name in ("short_factor", "long_factor"))
+        for name, factors in (("short_factor", short), ("long_factor", long)):
+            if len(factors) != dims // 2:
+                raise scaling.fault(name, f"has {len(factors)} entries for {dims // 2} frequencies")
+        magnitude = longrope_magnitude(factor, trained) if magnitude is None else magnitude
+        return replace(plain, factors=short, magnitude=magnitude, trained=trained, long_factors=long), 0
+    if method != "yarn":
+        raise UnsupportedModelError(
+            f"{scaling.where}: rotary scaling {shown(method)} is not supported; known are default, linear, dynamic, "
+            "yarn, longrope and llama3"
+        )
+    if magnitude is None:
+        weight, whole = (scaling.number(name, 0.0, 1e3, 0.0) for name in ("mscale", "mscale_all_dim"))
+        both = weight and whole
+        magnitude = yarn_magnitude(factor, weight) / yarn_magnitude(factor, whole) if both else yarn_magnitude(factor)
+    fast = scaling.number("beta_fast", 1e-3, 1e6, 32.0)
+    slow = scaling.number("beta_slow", 1e-3, 1e6, 1.0)
+    factors = yarn_factors(base, dims, factor, trained, fast, slow, whole=scaling.flag("truncate", True))
+    return replace(plain, factors=factors, magnitude=magnitude), int(trained * factor)
 
 
 def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:

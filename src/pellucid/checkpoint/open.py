@@ -15,11 +15,11 @@ from types import TracebackType
 import numpy as np
 
 from pellucid.checkpoint.families import FAMILIES, Family
-from pellucid.checkpoint.from_gguf import ROPE_FACTORS, spec_from_gguf, tokenizer_from_gguf
+from pellucid.checkpoint.from_gguf import ROPE_TENSORS, spec_from_gguf, tokenizer_from_gguf
 from pellucid.checkpoint.from_hf import read_config, spec_from_hf, tokenizer_from_hf
 from pellucid.checkpoint.gguf import read_gguf
-from pellucid.checkpoint.mapped import MappedFile, Stored, shown
-from pellucid.checkpoint.names import bind, gguf_name, hf_namer
+from pellucid.checkpoint.mapped import MappedFile, shown
+from pellucid.checkpoint.names import Bound, bind, gguf_namer, hf_body, hf_namer
 from pellucid.checkpoint.safetensors import read_folder
 from pellucid.errors import ModelFileError, ModelNotFoundError
 from pellucid.formats import FORMATS, Weight
@@ -40,7 +40,7 @@ class Checkpoint:
         tokenizer: TokenizerSource,
         metadata: dict[str, object],
         files: list[MappedFile],
-        bound: dict[str, Stored],
+        bound: dict[str, Bound],
         *,
         rotary_interleaved: bool,
         norm_offset: float,
@@ -65,15 +65,20 @@ class Checkpoint:
 
     def weight(self, name: str) -> Weight:
         """The weight of a canonical name. Its data is a view of the file where the layouts agree, else a copy."""
-        stored = self._bound[name]
-        part = name.rpartition(".")[2]
-        if self._rotary_interleaved and part in ("W_Q", "b_Q", "W_K", "b_K"):
-            heads = self.spec.n_heads if part[-1] == "Q" else self.spec.n_kv_heads
-            return _halves(name, stored, heads)
+        bound = self._bound[name]
+        stored, part = bound.stored, name.rpartition(".")[2]
+        if self._rotary_interleaved and self._is_rotary(name, part):
+            heads = self.spec.n_heads if "Q" in part or "q_norm" in name else self.spec.n_kv_heads
+            return _halves(name, bound, heads)
         if self._norm_offset and part == "w":
-            values = stored.format.decode_rows(stored.data())
+            values = stored.format.decode_rows(bound.data())
             return Weight.from_float32(name, values[0] + np.float32(self._norm_offset), FORMATS["f32"])
-        return Weight(name, stored.shape, stored.format, stored.data())
+        return Weight(name, bound.shape, stored.format, bound.data())
+
+    def _is_rotary(self, name: str, part: str) -> bool:
+        """The weight makes or scales the values of q or k, each on its own."""
+        by_value = name.endswith(("q_norm.w", "k_norm.w")) and self.spec.qk_norm == "each"
+        return by_value or part in ("W_Q", "b_Q", "W_K", "b_K")
 
     def mapped(self, weight: Weight) -> bool:
         """Whether that weight's data, as `weight` gave it, is a view of its file, whose pages may be dropped."""
@@ -81,7 +86,7 @@ class Checkpoint:
 
     def release(self, weight: Weight) -> None:
         """Drop the file's pages of that weight from memory; views of them stay valid, to be read again when touched."""
-        stored = self._bound[weight.name]
+        stored = self._bound[weight.name].stored
         stored.file.release(stored.offset, stored.nbytes)
 
     def close(self) -> None:
@@ -98,12 +103,12 @@ class Checkpoint:
         self.close()
 
 
-def _halves(name: str, stored: Stored, heads: int) -> Weight:
-    """Rows (of a bias: values) of each head, from rotary pairs side by side to two halves, d_head/2 apart."""
-    data = stored.data()
-    unit = data.shape[1] if len(stored.shape) == 2 else stored.format.nbytes
+def _halves(name: str, bound: Bound, heads: int) -> Weight:
+    """Rows (of a vector: values) of each head, from rotary pairs side by side to two halves, d_head/2 apart."""
+    data = bound.data()
+    unit = data.shape[1] if len(bound.shape) == 2 else bound.stored.format.nbytes
     pairs = data.reshape(heads, -1, 2, unit)
-    return Weight(name, stored.shape, stored.format, pairs.swapaxes(1, 2).reshape(data.shape))
+    return Weight(name, bound.shape, bound.stored.format, pairs.swapaxes(1, 2).reshape(data.shape))
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -131,12 +136,13 @@ def _open_gguf(path: Path) -> Checkpoint:
     spec = spec_from_gguf(gguf, path.stem)
     family = _family(spec)
     tokenizer = tokenizer_from_gguf(gguf)
-    bound = bind(gguf.files[0].name, spec, gguf_name, gguf.tensors, ignored=(ROPE_FACTORS,))
-    if any(len(t.shape) == 1 and t.format.block > 1 for t in bound.values()):
-        name = next(n for n, t in bound.items() if len(t.shape) == 1 and t.format.block > 1)
-        raise ModelFileError(
-            f"{path.name}: the tensor {gguf_name(name)!r} is quantised; norms and biases must be F32, F16 or BF16"
-        )
+    namer = gguf_namer(family)
+    bound = bind(gguf.files[0].name, spec, namer, gguf.tensors, ignored=ROPE_TENSORS)
+    for name, weight in bound.items():
+        if len(weight.shape) == 1 and weight.stored.format.block > 1:
+            raise ModelFileError(
+                f"{path.name}: the tensor {namer(name)!r} is quantised; norms and biases must be F32, F16 or BF16"
+            )
     return Checkpoint(
         path,
         spec,
@@ -152,14 +158,15 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _open_folder(path: Path) -> Checkpoint:
     folder = read_config(path)
     files, tensors = read_folder(path, _NOT_TEXT)
-    body = _body(tensors)
+    body = hf_body(folder.family, tensors)
     head = body.removesuffix("model.") if body.startswith("language_model.") else ""
     namer = hf_namer(folder.family, body, head)
     lm_head = namer("unembed.W_U")
     spec = spec_from_hf(folder, tied_by_absence=lm_head not in tensors)
     tokenizer = tokenizer_from_hf(folder, spec.vocab)
-    buffers = [n for n in tensors if n.endswith(".rotary_emb.inv_freq")]
-    bound = bind(path.name, spec, namer, tensors, ignored=[*buffers, *([lm_head] if spec.tied else [])])
+    buffers = [n for n in tensors if n.endswith(folder.family.hf_buffers)]
+    ignored = [*buffers, *([lm_head] if spec.tied else [])]
+    bound = bind(path.name, spec, namer, tensors, ignored, transposed=folder.family.hf_transposed)
     return Checkpoint(
         path,
         spec,
@@ -167,17 +174,9 @@ def _open_folder(path: Path) -> Checkpoint:
         dict(folder.outer.values),
         files,
         bound,
-        rotary_interleaved=False,
+        rotary_interleaved=folder.family.hf_rotary_interleaved,
         norm_offset=folder.family.hf_norm_offset,
     )
-
-
-def _body(tensors: dict[str, Stored]) -> str:
-    """What comes before the decoder's tensor names; a language model may sit inside a larger one."""
-    for body in ("model.", "language_model.model.", "model.language_model."):
-        if body + "embed_tokens.weight" in tensors:
-            return body
-    return "model."
 
 
 def _family(spec: ModelSpec) -> Family:

@@ -4,6 +4,7 @@ Law: fusion changes no bit, since a fused op is its parts with float32 between t
 nor one that something outside the fused op reads. What is fused here:
 
     rms_norm        a norm and its weight
+    layer_norm      a centered norm and its weight
     linear          what makes the input row by row (norms, sums, the choice of rows), the linears that read it, and
                     then a residual sum, or the gated activation of two of them
     rope_store_kv   the norms of queries and keys, their rotation, and the write of keys and values to the cache
@@ -16,6 +17,7 @@ from collections.abc import Collection, Iterator
 
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
+    Activate,
     Add,
     Fused,
     FusedKind,
@@ -25,12 +27,18 @@ from pellucid.graph.ops import (
     Normalize,
     Op,
     Rope,
+    Scale,
     SelectRows,
+    Shift,
+    SoftCap,
     StoreKV,
     inputs,
     outputs,
     plain,
 )
+
+
+_BY_ROW = Normalize | Multiply | Shift | Scale | SoftCap | Add | Activate | Glu | SelectRows | Fused
 
 
 def fuse(graph: Graph, keep: Collection[str] = ()) -> Graph:
@@ -61,7 +69,7 @@ class _Fusion:
             elif isinstance(op, Rope):
                 at += self._rope(op, ops[at:])
             else:
-                by_row = isinstance(op, Normalize | Multiply | Add | Glu | SelectRows | Fused)
+                by_row = isinstance(op, _BY_ROW)
                 if not by_row or isinstance(op, SelectRows):  # which changes the number of rows
                     self._flush()
                 (self.waiting if by_row else self.done).append(op)
@@ -76,9 +84,14 @@ class _Fusion:
         for op, after in zip(ops, (*ops[1:], None), strict=True):
             if skip:
                 skip = False
-            elif isinstance(op, Normalize) and isinstance(after, Multiply) and after.x == op.out and self._hidden(op):
+            elif (
+                isinstance(op, Normalize)
+                and isinstance(after, Multiply)
+                and (after.x, after.groups) == (op.out, op.groups)
+                and self._hidden(op)
+            ):
                 skip = True
-                yield self._fused("rms_norm", (op, after))
+                yield self._fused("layer_norm" if op.centered else "rms_norm", (op, after))
             else:
                 yield op
 
@@ -111,7 +124,13 @@ class _Fusion:
         norms: list[Op] = []
         for turned in (keys, first):
             last = self.waiting[-1] if self.waiting else None
-            if isinstance(last, Fused) and last.kind == "rms_norm" and outputs(last) == (turned.x,):
+            if (
+                isinstance(last, Fused)
+                and last.kind == "rms_norm"
+                and outputs(last) == (turned.x,)
+                and isinstance(norm := last.parts[0], Normalize)
+                and norm.groups == turned.x.shape[0]
+            ):
                 norms.insert(0, self.waiting.pop())
         self._flush()
         self.done.append(self._fused("rope_store_kv", (*norms, first, keys, store)))

@@ -1,4 +1,4 @@
-"""The vocabulary of the graph: a dozen kinds of op, their operands and shape rules.
+"""The vocabulary of the graph: some twenty kinds of op, their operands and shape rules.
 
 Law: an op says what is computed, never how. A value is a row for each token: its `shape` is the shape of one row, and
 the number of rows comes with the batch. A `Fused` op has no meaning of its own: it is its parts, in order.
@@ -7,26 +7,48 @@ the number of rows comes with the batch. A `Fused` op has no meaning of its own:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pellucid.errors import PellucidError
 
 Activation = Literal["silu", "gelu_tanh"]
-FusedKind = Literal["rms_norm", "rows", "linear", "rope_store_kv"]
+FusedKind = Literal["rms_norm", "layer_norm", "rows", "linear", "rope_store_kv"]
 """What `fuse` makes (see there)."""
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary positions: pair j of the first `dims` values turns by position / linear · base^(-2j/dims) / factors[j]."""
+    """Rotary positions: pair j of the first `dims` values turns by position / linear · base^(-2j/dims) / factors[j].
+
+    Some models turn otherwise when sequences may be longer than those they were first trained on. What then holds
+    depends on the longest sequence that is served, never on a sequence's own length: `at` settles it, once, so that a
+    key in the cache is right for every later query and no bits depend on what came with it.
+    """
 
     base: float
     dims: int
     linear: float = 1.0
     """Linear scaling: positions are divided by it."""
     factors: tuple[float, ...] | None = None
-    """Divisor of each of the dims/2 frequencies (Llama 3's scaling, as in its rope_freqs)."""
+    """Divisor of each of the dims/2 frequencies (Llama 3's scaling, YaRN's, LongRoPE's for short sequences)."""
+    magnitude: float = 1.0
+    """Factor of what was rotated, on q and k alike (YaRN's and LongRoPE's correction of the attention)."""
+    trained: int = 0
+    """Length up to which the above holds; 0: always."""
+    long_factors: tuple[float, ...] | None = None
+    """The divisors where sequences may be longer than `trained` (LongRoPE; Ding et al. 2024)."""
+    stretch: float = 1.0
+    """Where sequences may be longer than `trained`, the base grows with their length by this factor (dynamic NTK)."""
+
+    def at(self, context: int) -> RopeSpec:
+        """What holds where sequences may be `context` tokens long, free of conditions."""
+        settled = replace(self, trained=0, long_factors=None, stretch=1.0)
+        if not self.trained or context <= self.trained:
+            return settled
+        grown = self.stretch * context / self.trained - (self.stretch - 1.0)
+        base = self.base * grown ** (self.dims / (self.dims - 2)) if self.dims > 2 else self.base
+        return replace(settled, base=base, factors=self.long_factors or self.factors)
 
 
 @dataclass(frozen=True)
@@ -58,21 +80,60 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class EmbedPosition:
+    """out = table[position] (learned absolute positions)."""
+
+    out: Value
+    table: str
+
+
+@dataclass(frozen=True)
 class Normalize:
-    """out = x / sqrt(mean(x²) + eps) over the last axis (RMSNorm without its weight; Zhang & Sennrich 2019)."""
+    """out = x / sqrt(mean(x²) + eps) over each of `groups` equal parts of the row (RMSNorm without its weight; Zhang &
+    Sennrich 2019). Centered: the part's mean is taken off first (LayerNorm; Ba et al. 2016)."""
 
     out: Value
     x: Value
     eps: float
+    groups: int = 1
+    centered: bool = False
 
 
 @dataclass(frozen=True)
 class Multiply:
-    """out = x · weight over the last axis."""
+    """out = x · weight over each of `groups` equal parts of the row."""
 
     out: Value
     x: Value
     weight: str
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class Shift:
+    """out = x + bias."""
+
+    out: Value
+    x: Value
+    bias: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """out = x · scale."""
+
+    out: Value
+    x: Value
+    scale: float
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """out = cap · tanh(x / cap)."""
+
+    out: Value
+    x: Value
+    cap: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +166,8 @@ class StoreKV:
 
 @dataclass(frozen=True)
 class Attention:
-    """z[h] = softmax(scale · q[h]·K) V over the keys of the row's own sequence, from the cache of `layer`.
+    """z[h] = softmax(c(scale · q[h]·K)) V over the keys of the row's own sequence, from the cache of `layer`; c is
+    SoftCap with `cap`, or nothing where that is 0.
 
     Query head h reads KV head h // (heads / kv_heads). Row at position p sees keys max(0, p - window + 1) … p; window 0
     sees all of 0 … p.
@@ -117,6 +179,16 @@ class Attention:
     kv_heads: int
     scale: float
     window: int
+    cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Activate:
+    """out = activation(x)."""
+
+    out: Value
+    x: Value
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -156,7 +228,24 @@ class Fused:
     """Values that are seen outside it."""
 
 
-Op = Embed | Normalize | Multiply | Linear | Rope | StoreKV | Attention | Glu | Add | SelectRows | Fused
+Op = (
+    Embed
+    | EmbedPosition
+    | Normalize
+    | Multiply
+    | Shift
+    | Scale
+    | SoftCap
+    | Linear
+    | Rope
+    | StoreKV
+    | Attention
+    | Activate
+    | Glu
+    | Add
+    | SelectRows
+    | Fused
+)
 """Every kind of op there is."""
 
 _VALUE_FIELDS = ("x", "k", "v", "q", "gate", "up", "a", "b")
@@ -204,12 +293,16 @@ def check(op: Op) -> None:
             raise PellucidError(f"graph: {describe(op)}: {what}")
 
     match op:
-        case Normalize(out, x) | Multiply(out, x) | SelectRows(out, x):
+        case Normalize(out, x, groups=groups) | Multiply(out, x, groups=groups):
+            need(out.shape == x.shape, "input and output differ in shape")
+            need(groups > 0 and x.size % groups == 0, "the row does not divide into its groups")
+        case Shift(out, x) | Scale(out, x) | SoftCap(out, x) | Activate(out, x) | SelectRows(out, x):
             need(out.shape == x.shape, "input and output differ in shape")
         case Rope(out, x, rope):
             need(out.shape == x.shape and len(x.shape) == 2, "rope takes and gives (heads, d_head)")
             need(rope.dims % 2 == 0 and 0 < rope.dims <= x.shape[1], "rope dims must be even and at most d_head")
-            need(rope.factors is None or len(rope.factors) == rope.dims // 2, "one factor a frequency")
+            for factors in (rope.factors, rope.long_factors):
+                need(factors is None or len(factors) == rope.dims // 2, "one factor a frequency")
         case StoreKV(_, k, v):
             need(k.shape == v.shape and len(k.shape) == 2, "k and v are (kv_heads, d_head)")
         case Attention(out, q, _, kv_heads):
@@ -222,7 +315,7 @@ def check(op: Op) -> None:
         case Fused(parts=parts):
             for p in parts:
                 check(p)
-        case Embed() | Linear():
+        case Embed() | EmbedPosition() | Linear():
             pass
 
 
@@ -235,9 +328,21 @@ def describe(op: Op) -> str:
         value = getattr(op, field, None)
         if value is not None:
             attributes.append(f"{field}={value:.9g}" if isinstance(value, float) else f"{field}={value}")
+    if isinstance(op, Normalize) and op.centered:
+        attributes.append("centered")
+    if cap := getattr(op, "cap", 0.0):
+        attributes.append(f"cap={cap:g}")
     if isinstance(op, Rope):
-        r = op.rope
-        scaling = f" linear={r.linear:g}" if r.linear != 1 else ""
-        attributes.append(f"base={r.base:g} dims={r.dims}{scaling}{' factors' if r.factors else ''}")
+        attributes.append(describe_rope(op.rope))
     results = ", ".join(map(str, outputs(op))) or "-"
     return f"{results} = {kind}({operands}{'; ' if attributes else ''}{', '.join(attributes)})"
+
+
+def describe_rope(rope: RopeSpec) -> str:
+    """The rotation in a few words; what is as usual is left out."""
+    words = [f"base={rope.base:g} dims={rope.dims}"]
+    words += [f"linear={rope.linear:g}"] if rope.linear != 1 else []
+    words += ["factors"] if rope.factors else []
+    words += [f"magnitude={rope.magnitude:g}"] if rope.magnitude != 1 else []
+    words += [f"trained={rope.trained}"] if rope.trained else []
+    return " ".join(words)

@@ -15,10 +15,12 @@ from pellucid.errors import PellucidError
 from pellucid.formats import KV_FORMATS
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
+    Activate,
     Activation,
     Add,
     Attention,
     Embed,
+    EmbedPosition,
     Fused,
     Glu,
     Linear,
@@ -27,7 +29,10 @@ from pellucid.graph.ops import (
     Op,
     Rope,
     RopeSpec,
+    Scale,
     SelectRows,
+    Shift,
+    SoftCap,
     StoreKV,
 )
 
@@ -41,14 +46,16 @@ class Reference:
         graph: fused or not.
         weights: canonical name → float32 array.
         kv: format that K and V pass through ("f16", "q8_0"); None keeps them in float32.
+        context: longest sequence that is served, for rotary positions that depend on it (RopeSpec.at).
     """
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Array], *, kv: str | None = None) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, Array], *, kv: str | None = None, context: int = 0) -> None:
         if missing := [w for w in graph.weights() if w not in weights]:
             raise PellucidError(f"reference: no weight {missing[0]} ({len(missing)} missing)")
         self.graph = graph
         self.weights = weights
         self.kv = kv
+        self.context = context
 
     def run(
         self,
@@ -79,19 +86,31 @@ class Reference:
             match op:
                 case Embed(out, table, scale):
                     make(out.name, w[table][ids] * np.float32(scale))
-                case Normalize(out, x, eps):
-                    make(out.name, normalize(values[x.name], eps))
-                case Multiply(out, x, weight):
-                    make(out.name, values[x.name] * w[weight])
+                case EmbedPosition(out, table):
+                    make(out.name, w[table][: len(ids)])
+                case Normalize(out, x, eps, groups, centered):
+                    parts = values[x.name].reshape(len(values[x.name]), groups, -1)
+                    make(out.name, normalize(parts, eps, centered).reshape(-1, *out.shape))
+                case Multiply(out, x, weight, groups):
+                    parts = values[x.name].reshape(len(values[x.name]), groups, -1)
+                    make(out.name, (parts * w[weight]).reshape(-1, *out.shape))
+                case Shift(out, x, bias):
+                    make(out.name, values[x.name] + w[bias])
+                case Scale(out, x, scale):
+                    make(out.name, values[x.name] * np.float32(scale))
+                case SoftCap(out, x, cap):
+                    make(out.name, soft_cap(values[x.name], cap))
                 case Linear(out, x, weight, bias):
                     flat = values[x.name].reshape(len(values[x.name]), -1) @ w[weight].T
                     make(out.name, (flat + w[bias] if bias else flat).reshape(-1, *out.shape))
                 case Rope(out, x, rope):
-                    make(out.name, rotate(values[x.name], rope, np.arange(len(ids))))
+                    make(out.name, rotate(values[x.name], rope.at(self.context), np.arange(len(ids))))
                 case StoreKV(layer, k, v):
                     cache[layer] = (self._stored(values[k.name]), self._stored(values[v.name]))
-                case Attention(out, q, layer, _, scale, window):
-                    make(out.name, attend(values[q.name], *cache[layer], scale=scale, window=window))
+                case Attention(out, q, layer, _, scale, window, cap):
+                    make(out.name, attend(values[q.name], *cache[layer], scale=scale, window=window, cap=cap))
+                case Activate(out, x, activation):
+                    make(out.name, activate(values[x.name], activation))
                 case Glu(out, gate, up, activation):
                     make(out.name, activate(values[gate.name], activation) * values[up.name])
                 case Add(out, a, b):
@@ -113,20 +132,29 @@ class Reference:
         return f.decode(f.encode(x.reshape(-1, x.shape[-1]))).reshape(x.shape)
 
 
-def normalize(x: Array, eps: float) -> Array:
-    """x / sqrt(mean(x²) + eps) over the last axis."""
+def normalize(x: Array, eps: float, centered: bool = False) -> Array:
+    """x / sqrt(mean(x²) + eps) over the last axis; centered: of x less its mean."""
+    if centered:
+        x = x - np.mean(x, axis=-1, keepdims=True)
     return x * (1.0 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)))
 
 
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap · tanh(x / cap)."""
+    return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
 def rope_angles(rope: RopeSpec, positions: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Cosines and sines (positions, dims/2); frequencies and angles in float32, as the models were trained."""
+    """Cosines and sines (positions, dims/2), times the magnitude, of a rotation free of conditions (RopeSpec.at);
+    frequencies and angles in float32, as the models were trained."""
     exponent = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
     frequency = np.float32(1.0) / np.power(np.float32(rope.base), exponent, dtype=np.float32)
     if rope.factors is not None:
         frequency = frequency / np.asarray(rope.factors, dtype=np.float32)
     frequency = frequency / np.float32(rope.linear)
     angles = (positions.astype(np.float32)[:, None] * frequency[None, :]).astype(np.float64)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    magnitude = np.float32(rope.magnitude)
+    return np.cos(angles).astype(np.float32) * magnitude, np.sin(angles).astype(np.float32) * magnitude
 
 
 def rotate(x: Array, rope: RopeSpec, positions: NDArray[np.int64]) -> Array:
@@ -140,12 +168,14 @@ def rotate(x: Array, rope: RopeSpec, positions: NDArray[np.int64]) -> Array:
     return out
 
 
-def attend(q: Array, k: Array, v: Array, *, scale: float, window: int) -> Array:
+def attend(q: Array, k: Array, v: Array, *, scale: float, window: int, cap: float = 0.0) -> Array:
     """Causal attention of q (tokens, heads, d) over k, v (tokens, kv_heads, d); materialises tokens × tokens scores."""
     n, heads, _ = q.shape
     group = heads // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(scale)
+    if cap:
+        scores = soft_cap(scores, cap)
     seen = np.tri(n, dtype=np.bool_)
     if window:
         seen &= ~np.tri(n, k=-window, dtype=np.bool_)
