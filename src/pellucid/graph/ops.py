@@ -38,16 +38,18 @@ class RopeSpec:
     """Length up to which the above holds; 0: always."""
     long_factors: tuple[float, ...] | None = None
     """The divisors where sequences may be longer than `trained` (LongRoPE; Ding et al. 2024)."""
-    stretch: float = 1.0
-    """Where sequences may be longer than `trained`, the base grows with their length by this factor (dynamic NTK)."""
+    stretch: float = 0.0
+    """Where sequences may be longer than `trained`, the base grows with their length by this factor (dynamic NTK); 0:
+    it does not."""
 
     def at(self, context: int) -> RopeSpec:
         """What holds where sequences may be `context` tokens long, free of conditions."""
-        settled = replace(self, trained=0, long_factors=None, stretch=1.0)
+        settled = replace(self, trained=0, long_factors=None, stretch=0.0)
         if not self.trained or context <= self.trained:
             return settled
-        grown = self.stretch * context / self.trained - (self.stretch - 1.0)
-        base = self.base * grown ** (self.dims / (self.dims - 2)) if self.dims > 2 else self.base
+        base = self.base
+        if self.stretch and self.dims > 2:
+            base *= (self.stretch * context / self.trained - self.stretch + 1.0) ** (self.dims / (self.dims - 2))
         return replace(settled, base=base, factors=self.long_factors or self.factors)
 
 
