@@ -176,10 +176,11 @@ def _rope(fields: Fields, family: Family, d_head: int, tensors: Mapping[str, Sto
         slow = fields.number(s + "yarn_beta_slow", 1e-3, 1e6, 1.0)
         if fields.number(s + "yarn_ext_factor", -1.0, 1.0, 1.0) not in (1.0, -1.0):
             raise UnsupportedModelError(f"{fields.where}: {s}yarn_ext_factor: only 1 is supported")
+        # A model's own magnitude is stated here; 1 is what files say of models that have none.
+        own = fields.number(s + "yarn_attn_factor", 1e-3, 1e3, 1.0)
+        magnitude *= yarn_magnitude(factor) if own == 1.0 else own
         stretched = yarn_factors(base, dims, factor, trained, fast, slow)
-        return RopeSpec(base, dims, factors=stretched, magnitude=magnitude * yarn_magnitude(factor)), int(
-            trained * factor
-        )
+        return RopeSpec(base, dims, factors=stretched, magnitude=magnitude), int(trained * factor)
     linear = fields.number(a + "rope.scale_linear", 1e-3, 1e6, 1.0)
     if kind == "linear":
         linear = fields.number(s + "factor", 1e-3, 1e6)
