@@ -70,6 +70,7 @@ Partials attend_chunk(const Frame& f, const AttentionOp& op, const Queries& q, i
   a.first = first;
   a.last = last;
   a.scale = op.scale;
+  a.cap = op.cap;
   a.max = p.max;
   a.sum = p.sum;
   a.acc = sums;

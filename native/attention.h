@@ -166,6 +166,7 @@ void attend_chunk(const AttendChunk& a) {
     float* s = scores[m];
     const int lo = a.first[m] - base, hi = a.last[m] - base;  // the keys this query sees, in the chunk
     const int g0 = lo / kKeyGroup, g1 = hi / kKeyGroup;
+    if (a.cap != 0.0f) soft_cap<S>(s + g0 * kKeyGroup, a.cap, (g1 - g0 + 1) * kKeyGroup, s + g0 * kKeyGroup);
     for (int i = g0 * kKeyGroup; i < lo; ++i) s[i] = -__builtin_inff();
     for (int i = hi + 1; i < (g1 + 1) * kKeyGroup; ++i) s[i] = -__builtin_inff();
     F most = S::load(s + g0 * kKeyGroup);
@@ -246,8 +247,17 @@ void merge_chunk(float* max, float* sum, float* acc, float part_max, float part_
 
 template <class S>
 constexpr RowKernels row_kernels() {
-  return {&rms_norm<S>,   &multiply<S>, &add<S>,      &scale<S>,
-          &glu<S>,        &rope<S>,     &store_kv<S>, {&attend<S, KvFormat::f16>, &attend<S, KvFormat::q8_0>},
+  return {&rms_norm<S>,
+          &layer_norm<S>,
+          &multiply<S>,
+          &add<S>,
+          &scale<S>,
+          &soft_cap<S>,
+          &activate<S>,
+          &glu<S>,
+          &rope<S>,
+          &store_kv<S>,
+          {&attend<S, KvFormat::f16>, &attend<S, KvFormat::q8_0>},
           &merge_chunk<S>};
 }
 

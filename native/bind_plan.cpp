@@ -46,7 +46,7 @@ struct KvStore {
   }
 };
 
-// kind, out, x, y, groups, n, weight, eps, gelu, quant
+// kind, out, x, y, groups, n, weight, number, gelu, quant
 using StepTuple = std::tuple<int, int, int, int, int, int, int, float, bool, int>;
 // out, x, normed, weight, eps, heads, half, cos, sin
 using TurnTuple = std::tuple<int, int, int, int, float, int, int, int, int>;
@@ -75,10 +75,10 @@ struct BoundPlan {
   const float* constant(int id) const { return id < 0 ? nullptr : constants.at(static_cast<size_t>(id)); }
   std::vector<RowStep> steps(const std::vector<StepTuple>& tuples) const {
     std::vector<RowStep> found;
-    for (const auto& [kind, out, x, y, groups, n, weight, eps, gelu, quant] : tuples) {
+    for (const auto& [kind, out, x, y, groups, n, weight, number, gelu, quant] : tuples) {
       if (kind < 0 || kind >= static_cast<int>(std::size(RowStep::kNames)))
         throw nb::value_error("plan: no such kind of step");
-      found.push_back({static_cast<RowStep::Kind>(kind), out, x, y, groups, n, constant(weight), eps,
+      found.push_back({static_cast<RowStep::Kind>(kind), out, x, y, groups, n, constant(weight), number,
                        activation_of(gelu), quant});
     }
     return found;
@@ -144,8 +144,8 @@ void bind_plan(nb::module_& m) {
              p.constants.push_back(p.plan.constant({values.data(), values.data() + values.size()}));
              return static_cast<int>(p.constants.size()) - 1;
            })
-      .def("embed", [](BoundPlan& p, int out, nb::object table,
-                       float scale) { p.plan.push(EmbedOp{out, p.matrix(table), scale}); })
+      .def("embed", [](BoundPlan& p, int out, nb::object table, float scale,
+                       bool positions) { p.plan.push(EmbedOp{out, p.matrix(table), scale, positions}); })
       .def("rows", [](BoundPlan& p, const std::vector<StepTuple>& steps,
                       bool selected) { p.plan.push(RowsOp{p.steps(steps), selected}); })
       .def("linear",
@@ -175,8 +175,10 @@ void bind_plan(nb::module_& m) {
              if (turns.size() != 2) throw nb::value_error("plan: queries and keys are turned, nothing else");
              p.plan.push(RopeStoreOp{p.turn(turns[0]), p.turn(turns[1]), v, layer});
            })
-      .def("attention", [](BoundPlan& p, int out, int q, int layer, int heads, float scale,
-                           int window) { p.plan.push(AttentionOp{out, q, layer, heads, scale, window}); })
+      .def("attention",
+           [](BoundPlan& p, int out, int q, int layer, int heads, float scale, float cap, int window) {
+             p.plan.push(AttentionOp{out, q, layer, heads, scale, cap, window});
+           })
       .def(
           "run",
           [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,

@@ -76,6 +76,28 @@ void rms_norm(const float* x, const float* weight, float eps, int n, float* out)
   });
 }
 
+// The same of x less its mean.
+template <class S>
+void layer_norm(const float* x, const float* weight, float eps, int n, float* out) {
+  using F = typename S::F;
+  F total = S::zero();
+  by_16(n, [&](int i, int count) { total = S::add(total, load_upto<S>(x + i, count)); });
+  float means[16];
+  S::store(means, S::set1(S::reduce_add(total) / static_cast<float>(n)));
+  F sum = S::zero();
+  by_16(n, [&](int i, int count) {
+    const F v = S::sub(load_upto<S>(x + i, count), load_upto<S>(means, count));
+    sum = S::fma(v, v, sum);
+  });
+  const F mean = S::load(means);
+  const F scale = S::set1(1.0f / __builtin_sqrtf(S::reduce_add(sum) / static_cast<float>(n) + eps));
+  by_16(n, [&](int i, int count) {
+    F v = S::mul(S::sub(load_upto<S>(x + i, count), mean), scale);
+    if (weight) v = S::mul(v, load_upto<S>(weight + i, count));
+    store_upto<S>(out + i, v, count);
+  });
+}
+
 template <class S>
 void multiply(const float* x, const float* weight, int n, float* out) {
   by_16(n, [&](int i, int count) {
@@ -97,20 +119,44 @@ void scale(const float* x, float factor, int n, float* out) {
   });
 }
 
-// x · sigmoid(x) · up; GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)).
+// cap · tanh(x / cap), with tanh(y) = 1 - 2 / (1 + e^2y): right to 1e-7 of the cap.
+template <class S>
+void soft_cap(const float* x, float cap, int n, float* out) {
+  using F = typename S::F;
+  const F one = S::set1(1.0f), two = S::set1(2.0f), bound = S::set1(cap);
+  by_16(n, [&](int i, int count) {
+    const F y = S::div(load_upto<S>(x + i, count), bound);
+    const F tanh = S::sub(one, S::div(two, S::add(one, exp<S>(S::add(y, y)))));
+    store_upto<S>(out + i, S::mul(tanh, bound), count);
+  });
+}
+
+// x · sigmoid(x); GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)).
+template <class S>
+PELLUCID_INLINE typename S::F activation(Activation kind, typename S::F x) {
+  using F = typename S::F;
+  F inner = x;
+  if (kind == Activation::gelu_tanh) {
+    const F cubic = S::mul(S::mul(S::mul(x, x), x), S::set1(0.044715f));
+    inner = S::mul(S::add(x, cubic), S::set1(1.59576912f));
+  }
+  const F one = S::set1(1.0f);
+  return S::mul(x, S::div(one, S::add(one, exp<S>(S::sub(S::zero(), inner)))));
+}
+
+template <class S>
+void activate(Activation kind, const float* x, int n, float* out) {
+  by_16(n, [&](int i, int count) {
+    store_upto<S>(out + i, activation<S>(kind, load_upto<S>(x + i, count)), count);
+  });
+}
+
 template <class S>
 void glu(Activation kind, const float* gate, const float* up, int n, float* out) {
   using F = typename S::F;
   by_16(n, [&](int i, int count) {
-    const F x = load_upto<S>(gate + i, count);
-    F inner = x;
-    if (kind == Activation::gelu_tanh) {
-      const F cubic = S::mul(S::mul(S::mul(x, x), x), S::set1(0.044715f));
-      inner = S::mul(S::add(x, cubic), S::set1(1.59576912f));
-    }
-    const F one = S::set1(1.0f);
-    const F sigmoid = S::div(one, S::add(one, exp<S>(S::sub(S::zero(), inner))));
-    store_upto<S>(out + i, S::mul(S::mul(x, sigmoid), load_upto<S>(up + i, count)), count);
+    const F active = activation<S>(kind, load_upto<S>(gate + i, count));
+    store_upto<S>(out + i, S::mul(active, load_upto<S>(up + i, count)), count);
   });
 }
 

@@ -48,18 +48,33 @@ struct EmbedOp {
   int out;
   const PackedMatrix* table;
   float scale;
+  bool positions;  // rows of the table are looked up by position, not by token
   void run(const Frame& f, int thread) const;
 };
 
 // What is computed row by row, whole rows at a time, so that steps can follow each other without a meeting.
 struct RowStep {
-  enum class Kind : int { rms_norm, multiply, add, glu, quantize, select };
-  static constexpr const char* kNames[] = {"rms_norm", "multiply", "add", "glu", "quantize", "select"};
+  enum class Kind : int {
+    rms_norm,
+    layer_norm,
+    multiply,
+    shift,
+    scale,
+    soft_cap,
+    add,
+    activate,
+    glu,
+    quantize,
+    select
+  };
+  static constexpr const char* kNames[] = {"rms_norm", "layer_norm", "multiply", "shift",
+                                           "scale",    "soft_cap",   "add",      "activate",
+                                           "glu",      "quantize",   "select"};
   Kind kind;
   int out, x, y;        // y: the second operand of add and glu
   int groups, n;        // a row is groups of n values
-  const float* weight;  // or null
-  float eps;
+  const float* weight;  // of shift: what is added; or null
+  float number;         // epsilon, factor or cap
   Activation activation;
   int quant;                            // where the output goes quantised as well, or kNone
   bool x_here = false, y_here = false;  // made by an earlier step of the same op
@@ -122,7 +137,7 @@ struct RopeStoreOp {
 };
 struct AttentionOp {
   int out, q, layer, heads;
-  float scale;
+  float scale, cap;
   int window;
   void run(const Frame& f, int thread) const;
 };

@@ -21,16 +21,19 @@ struct AttendChunk {
   int queries;              // 1 to kMaxQueries
   const float* const* q;    // d_head floats each
   const int *first, *last;  // keys that each query sees: absolute, inside the chunk, both included
-  float scale;
-  float *max, *sum;   // out, one a query
+  float scale, cap;         // cap: bound of the scores (cap * tanh(score / cap)), or 0
+  float *max, *sum;         // out, one a query
   float* const* acc;  // out, d_head floats a query: values weighted by exp(score - max), not divided by sum
 };
 
 struct RowKernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*layer_norm)(const float* x, const float* weight, float eps, int n, float* out);
   void (*multiply)(const float* x, const float* weight, int n, float* out);
   void (*add)(const float* a, const float* b, int n, float* out);
   void (*scale)(const float* x, float factor, int n, float* out);
+  void (*soft_cap)(const float* x, float cap, int n, float* out);
+  void (*activate)(Activation kind, const float* x, int n, float* out);
   void (*glu)(Activation kind, const float* gate, const float* up, int n, float* out);
   void (*rope)(const float* x, const float* cos, const float* sin, int half, int d_head, float* out);
   void (*store_kv)(const KvLayout& kv, uint8_t* k_page, uint8_t* v_page, int slot, const float* k,

@@ -44,7 +44,8 @@ void EmbedOp::run(const Frame& f, int thread) const {
   const PackedMatrix& t = *table;
   for (int r = first; r < end; ++r) {
     float* row = f.floats(out, r);
-    f.kernels.unpack_row[static_cast<int>(t.format())](t.data(), t.rows(), t.cols(), f.step.tokens[r], row);
+    f.kernels.unpack_row[static_cast<int>(t.format())](
+        t.data(), t.rows(), t.cols(), (positions ? f.step.positions : f.step.tokens)[r], row);
     if (scale != 1.0f) f.rows.scale(row, scale, t.cols(), row);
   }
 }
@@ -59,10 +60,25 @@ void RowStep::run(const Frame& f, int r, int shift) const {
   float* to = f.floats(out, r + shift);
   switch (kind) {
     case Kind::rms_norm:
-      for (int g = 0; g < groups * n; g += n) f.rows.rms_norm(a + g, weight, eps, n, to + g);
+      for (int g = 0; g < groups * n; g += n) f.rows.rms_norm(a + g, weight, number, n, to + g);
+      break;
+    case Kind::layer_norm:
+      for (int g = 0; g < groups * n; g += n) f.rows.layer_norm(a + g, weight, number, n, to + g);
       break;
     case Kind::multiply:
       for (int g = 0; g < groups * n; g += n) f.rows.multiply(a + g, weight, n, to + g);
+      break;
+    case Kind::shift:
+      for (int g = 0; g < groups * n; g += n) f.rows.add(a + g, weight, n, to + g);
+      break;
+    case Kind::scale:
+      f.rows.scale(a, number, groups * n, to);
+      break;
+    case Kind::soft_cap:
+      f.rows.soft_cap(a, number, groups * n, to);
+      break;
+    case Kind::activate:
+      f.rows.activate(activation, a, groups * n, to);
       break;
     case Kind::add:
       f.rows.add(a, f.floats(y, y_here ? r + shift : r), groups * n, to);

@@ -62,9 +62,15 @@ def spec(
     d_head: int = 32,
     windows: Sequence[int] = (0, 0),
     context: int = 1024,
+    rotated: int | None = None,
+    unrotated: Sequence[int] = (),
     **options: object,
 ) -> ModelSpec:
-    layers = tuple(LayerSpec(w, RopeSpec(1e4 if w == 0 else 1e3, d_head)) for w in windows)
+    """`rotated`: how many values of a head; `unrotated`: layers without rotation."""
+    ropes = [
+        None if i in unrotated else RopeSpec(1e4 if w == 0 else 1e3, rotated or d_head) for i, w in enumerate(windows)
+    ]
+    layers = tuple(LayerSpec(w, rope) for w, rope in zip(windows, ropes, strict=True))
     values = {
         "family": "test", "name": "test", "vocab": 201, "d_model": 256, "d_ff": 512, "n_heads": heads,
         "n_kv_heads": kv_heads, "d_head": d_head, "layers": layers, "context": context, "norm_eps": 1e-5,

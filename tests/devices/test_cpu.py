@@ -27,6 +27,22 @@ SPECS = {
     "gemma": spec(
         windows=(20, 20, 0), qk_norm="head", post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
     ),
+    "capped": spec(windows=(20, 0), attn_softcap=1.5, logit_softcap=2.0, logit_scale=0.7, residual_scale=0.6),
+    "post-only": spec(pre_norms=False, post_norms=True, qk_norm="whole", residual_scale=0.5),
+    "plain": spec(
+        norm="layer",
+        norm_bias=True,
+        gated=False,
+        activation="gelu_tanh",
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        learned_positions=True,
+        unrotated=(0, 1),
+        context=512,
+    ),
+    "parallel": spec(norm="layer", parallel=True, qk_norm="each", logit_scale=0.4, unrotated=(1,), tied=True),
+    "partial": spec(rotated=24, d_head=40),
     "window-300": spec(windows=(300, 0)),
 }
 TOKENS = np.random.default_rng(7).integers(0, 201, 400).tolist()

@@ -39,7 +39,7 @@ def test_what_is_kept_stays_visible() -> None:
 
 
 def test_a_layer_is_six_ops() -> None:
-    for options in ({}, {"qk_norm": True, "post_norms": True}):
+    for options in ({}, {"qk_norm": "head", "post_norms": True}):
         few, more = (len(fuse(decoder_graph(spec(windows=(0,) * n, **options))).ops) for n in (2, 3))
         assert more - few == 6
 

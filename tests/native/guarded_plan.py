@@ -34,7 +34,9 @@ def models(name: str) -> Iterator[RandomModel]:
     wide = max(block, 32) if block > 1 else 35
     odd = {"d_model": wide, "d_ff": 3 * wide, "vocab": 2 * wide + 9}
     yield RandomModel(spec(heads=3, kv_heads=1, d_head=18, windows=(0,), tied=True, qkv_bias=True, **odd), name)
-    yield RandomModel(spec(heads=4, kv_heads=2, d_head=32, windows=(5, 0), qk_norm=True, post_norms=True, **odd), name)
+    yield RandomModel(
+        spec(heads=4, kv_heads=2, d_head=32, windows=(5, 0), qk_norm="head", post_norms=True, **odd), name
+    )
 
 
 def guarded_step(device: CpuDevice, spans: tuple[tuple[int, int], ...]) -> Batch:

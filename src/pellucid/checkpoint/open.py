@@ -82,7 +82,7 @@ class Checkpoint:
 
     def mapped(self, weight: Weight) -> bool:
         """Whether that weight's data, as `weight` gave it, is a view of its file, whose pages may be dropped."""
-        return self._bound[weight.name].file.holds(weight.data)
+        return self._bound[weight.name].stored.file.holds(weight.data)
 
     def release(self, weight: Weight) -> None:
         """Drop the file's pages of that weight from memory; views of them stay valid, to be read again when touched."""

@@ -181,19 +181,19 @@ class _Builder:
 
     def _rope(self, rope: RopeSpec) -> tuple[int, int]:
         if rope not in self.ropes:
-            cos, sin = rope_angles(rope, np.arange(self.context))
+            cos, sin = rope_angles(rope.at(self.context), np.arange(self.context))
             self.ropes[rope] = (self.plan.constant(cos.ravel()), self.plan.constant(sin.ravel()))
         return self.ropes[rope]
 
     def _step(self, r: Record) -> tuple[int, int, int, int, int, int, int, float, bool, int]:
-        """What the core's RowStep takes: kind, out, x, y, groups, n, weight, eps, gelu, quant."""
+        """What the core's RowStep takes: kind, out, x, y, groups, n, weight, number, gelu, quant."""
         if r.out is None:
             raise EngineError(f"plan: {r.describe()} makes nothing")
-        *outer, n = r.out.shape
         reads = [self.slots[v.name] for v in r.reads]
         return (
-            _core.STEP_KINDS.index(r.kind), self.slots[r.out.name], reads[0], reads[-1], outer[0] if outer else 1, n,
-            self._constant(r.weight), r.number, r.activation == "gelu_tanh", self._slot(r.quant),
+            _core.STEP_KINDS.index(r.kind), self.slots[r.out.name], reads[0], reads[-1], r.groups,
+            r.out.size // r.groups, self._constant(r.weight), r.number, r.activation == "gelu_tanh",
+            self._slot(r.quant),
         )  # fmt: skip
 
     def _turn(self, turn: Turn) -> tuple[int, int, int, int, float, int, int, int, int]:
@@ -221,12 +221,14 @@ class _Builder:
                 plan.rope_store_kv([self._turn(turn) for turn in r.turns], reads[0], r.layer)
             case "store_kv":
                 plan.store_kv(reads[0], reads[1], r.layer)
-            case "embed" if r.out is not None:
-                plan.embed(self.slots[r.out.name], self.matrices[r.weight or ""], r.number)
+            case "embed" | "embed_position" if r.out is not None:
+                table = self.matrices[r.weight or ""]
+                plan.embed(self.slots[r.out.name], table, r.number, r.kind == "embed_position")
             case "rope" if r.out is not None and r.rope is not None:
                 heads, width = r.out.shape
                 plan.rope(self.slots[r.out.name], reads[0], heads, width, r.rope.dims // 2, *self._rope(r.rope))
             case "attention" if r.out is not None:
-                plan.attention(self.slots[r.out.name], reads[0], r.layer, r.out.shape[0], r.number, r.window)
+                heads = r.out.shape[0]
+                plan.attention(self.slots[r.out.name], reads[0], r.layer, heads, r.number, r.cap, r.window)
             case _:
                 raise EngineError(f"plan: no native op {r.kind!r}")

@@ -14,10 +14,12 @@ from pellucid.errors import PellucidError
 from pellucid.graph.arena import Life, place
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
+    Activate,
     Activation,
     Add,
     Attention,
     Embed,
+    EmbedPosition,
     Fused,
     Glu,
     Linear,
@@ -26,7 +28,10 @@ from pellucid.graph.ops import (
     Op,
     Rope,
     RopeSpec,
+    Scale,
     SelectRows,
+    Shift,
+    SoftCap,
     StoreKV,
     Value,
 )
@@ -73,8 +78,12 @@ class Record:
     turns: tuple[Turn, ...] = ()
     rope: RopeSpec | None = None
     layer: int = -1
+    groups: int = 1
+    """Equal parts of the row that a step takes one by one."""
     number: float = 0.0
-    """Scale or epsilon."""
+    """Factor, epsilon or cap."""
+    cap: float = 0.0
+    """Bound of an attention's scores, or 0."""
     window: int = 0
     activation: Activation | None = None
     """Of a glu. A linear of two parts that has one puts activation(first) · second in the first one's place."""
@@ -132,6 +141,8 @@ class Record:
             words.append(f"window={self.window}")
         if self.number:
             words.append(f"{self.number:.9g}")
+        if self.cap:
+            words.append(f"cap={self.cap:g}")
         words += [f"base={rope.base:g}" for rope in (self.rope, *(t.rope for t in self.turns)) if rope]
         return f"{made} <- {self.kind}({', '.join(words)}){' selected' if self.selected else ''}"
 
@@ -176,7 +187,7 @@ def lower(graph: Graph, quantized: Callable[[str], bool]) -> Lowered:
             record = _select(record)
             selected.update(v.name for v in record.writes())
         records.append(record)
-    return _place(_quantise_inputs(records), graph.result)
+    return _place(_quantise_inputs(_in_place(records, graph.result)), graph.result)
 
 
 def _select(record: Record) -> Record:
@@ -187,6 +198,8 @@ def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
     match op:
         case Embed(out, table, scale):
             return Record("embed", out, weight=table, number=scale)
+        case EmbedPosition(out, table):
+            return Record("embed_position", out, weight=table, number=1.0)
         case Linear():
             return _linear((op,), quantized)
         case Fused("linear", parts):
@@ -197,8 +210,8 @@ def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
             return Record("store_kv", None, (k, v), layer=layer)
         case Fused("rope_store_kv", parts, seen):
             return _rope_store(parts, seen)
-        case Attention(out, q, layer, _, scale, window):
-            return Record("attention", out, (q,), layer=layer, number=scale, window=window)
+        case Attention(out, q, layer, _, scale, window, cap):
+            return Record("attention", out, (q,), layer=layer, number=scale, cap=cap, window=window)
         case Fused("rows", parts):
             return Record("rows", steps=tuple(map(_step, parts)))
         case _:
@@ -208,12 +221,20 @@ def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
 def _step(op: Op) -> Record:
     """An op that works row by row."""
     match op:
-        case Normalize(out, x, eps):
-            return Record("rms_norm", out, (x,), number=eps)
-        case Multiply(out, x, weight):
-            return Record("multiply", out, (x,), weight=weight)
-        case Fused("rms_norm", (Normalize(_, x, eps), Multiply(out, _, weight))):
-            return Record("rms_norm", out, (x,), weight=weight, number=eps)
+        case Normalize(out, x, eps, groups, centered):
+            return Record("layer_norm" if centered else "rms_norm", out, (x,), groups=groups, number=eps)
+        case Multiply(out, x, weight, groups):
+            return Record("multiply", out, (x,), weight=weight, groups=groups)
+        case Fused("rms_norm" | "layer_norm" as kind, (Normalize(_, x, eps, groups), Multiply(out, _, weight))):
+            return Record(kind, out, (x,), weight=weight, groups=groups, number=eps)
+        case Shift(out, x, bias):
+            return Record("shift", out, (x,), weight=bias)
+        case Scale(out, x, scale):
+            return Record("scale", out, (x,), number=scale)
+        case SoftCap(out, x, cap):
+            return Record("soft_cap", out, (x,), number=cap)
+        case Activate(out, x, activation):
+            return Record("activate", out, (x,), activation=activation)
         case Glu(out, gate, up, activation):
             return Record("glu", out, (gate, up), activation=activation)
         case Add(out, a, b):
@@ -296,7 +317,7 @@ def _quantise_inputs(records: list[Record]) -> list[Record]:
 def _quantising(steps: tuple[Record, ...], name: str, quant: Value) -> tuple[Record, ...] | None:
     """The steps, the one that makes `name` quantising it as well; None if none can."""
     for i, step in enumerate(steps):
-        if step.kind in ("rms_norm", "glu") and step.out is not None and step.out.name == name:
+        if step.kind != "quantize" and step.out is not None and step.out.name == name:
             return (*steps[:i], replace(step, quant=quant), *steps[i + 1 :])
     return None
 
@@ -304,6 +325,31 @@ def _quantising(steps: tuple[Record, ...], name: str, quant: Value) -> tuple[Rec
 def _makes_blocks(record: Record, name: str) -> bool:
     """Whether each thread of the record makes whole blocks of the value, and can quantise them."""
     return record.kind == "linear" and record.activation is not None and record.parts[0].out.name == name
+
+
+def _in_place(records: list[Record], result: Value) -> list[Record]:
+    """Have the factor and the bound of the result work in its own memory: a second row of logits for each row that a
+    step may have would take hundreds of megabytes."""
+    for last in reversed([step for record in records for step in record.steps]):
+        if last.out != result or last.kind not in ("scale", "soft_cap"):
+            continue
+        (x,) = last.reads
+        every = [op for record in records for op in (record, *record.steps)]
+        if sum((*op.reads, op.residual).count(x) for op in every) > 1:
+            break
+        records = [_renamed(record, x, result) for record in records]
+    return records
+
+
+def _renamed(record: Record, old: Value, new: Value) -> Record:
+    """The record with one value in the place of another."""
+    return replace(
+        record,
+        out=new if record.out == old else record.out,
+        reads=tuple(new if v == old else v for v in record.reads),
+        steps=tuple(_renamed(step, old, new) for step in record.steps),
+        parts=tuple(replace(part, out=new) if part.out == old else part for part in record.parts),
+    )
 
 
 def _place(records: list[Record], result: Value) -> Lowered:

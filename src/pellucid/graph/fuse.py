@@ -37,7 +37,6 @@ from pellucid.graph.ops import (
     plain,
 )
 
-
 _BY_ROW = Normalize | Multiply | Shift | Scale | SoftCap | Add | Activate | Glu | SelectRows | Fused
 
 
