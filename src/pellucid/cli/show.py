@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from pellucid.models.store import Entry
     from pellucid.models.tokens import TokenizerSource
 
-PARTS = {"embed": "embedding", "unembed": "unembedding", "attn": "attention", "mlp": "feed-forward"}
+PARTS = {
+    "embed": "embedding",
+    "pos_embed": "embedding",
+    "unembed": "unembedding",
+    "attn": "attention",
+    "mlp": "feed-forward",
+}
 """Piece of a canonical name → part of the model; what has none of them is a norm."""
 
 
@@ -114,7 +120,9 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
             "tied": spec.tied,
             "windows": sorted({layer.window for layer in spec.layers}),
             "windowed_layers": sum(layer.window > 0 for layer in spec.layers),
-            "rope_bases": sorted({layer.rope.base for layer in spec.layers}),
+            "rope_bases": sorted({layer.rope.base for layer in spec.layers if layer.rope}),
+            "rotated_layers": sum(layer.rope is not None for layer in spec.layers),
+            "learned_positions": spec.learned_positions,
         },
         "tokenizer": {
             "kind": tokens.kind,
@@ -142,6 +150,15 @@ def _piece(tokens: TokenizerSource, id: int | None) -> str | None:
 
 def _named(id: int | None, piece: str | None) -> str:
     return f"{piece} ({id})" if piece else str(id)
+
+
+def _positions(shape: dict[str, Any]) -> str:
+    """How the model knows where a token stands."""
+    if not shape["rope_bases"]:
+        return "learned" if shape["learned_positions"] else "none"
+    bases = "rotary, base " + " and ".join(f"{base:g}" for base in shape["rope_bases"])
+    rotated, layers = shape["rotated_layers"], shape["layers"]
+    return bases if rotated == layers else f"{bases}; {rotated} of {layers} layers rotate"
 
 
 def kv_bytes(spec: ModelSpec, name: str) -> int:
@@ -173,7 +190,7 @@ def _print(about: dict[str, Any], path: Path) -> None:
             ("parameters", f"{layout.count_text(total)}: {shares}" + (" (tied)" if shape["tied"] else "")),
             ("shape", f"{shape['layers']} layers, width {shape['width']}, feed-forward {shape['feed_forward']}"),
             ("attention", attention),
-            ("rope", "base " + " and ".join(f"{base:g}" for base in shape["rope_bases"])),
+            ("positions", _positions(shape)),
             ("context", f"{shape['context']} tokens"),
             (
                 "tokenizer",
