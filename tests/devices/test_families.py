@@ -80,3 +80,15 @@ def test_bits_are_the_same_in_every_instruction_set_chunk_and_thread(name: str) 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere2"])
 def test_scaled_logits_take_no_second_row_of_them(name: str) -> None:
     assert not [n for n in device(name, 40).lowered.offsets if n.startswith("logits")]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "llama-dynamic"])  # whose positions hang on each length
+@pytest.mark.parametrize(("prompt", "ctx"), [(0, 48), (1, 32)])
+def test_greedy_ids_are_those_of_hugging_face(name: str, prompt: int, ctx: int) -> None:
+    tokens = golden(name)[f"tokens_{prompt}"].tolist()
+    cpu = device(name, ctx)
+    row = run(cpu, tokens, 64)[-1]
+    for due in golden(name)[f"greedy_{prompt}"].tolist():
+        assert int(np.argmax(row)) == due
+        row = cpu.run(batch([([due], len(tokens), PAGES)], [0]))[0]
+        tokens.append(due)

@@ -74,6 +74,7 @@ def show(
 
 def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: NamedModel | None) -> dict[str, Any]:
     """All that `show` says, as JSON values; sizes in bytes."""
+    from pellucid.formats import KV_FORMATS
     from pellucid.models.quants import label_of
 
     spec, tokens = checkpoint.spec, checkpoint.tokenizer
@@ -92,7 +93,7 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
         values[weight.format.name] += n
         checkpoint.release(weight)
     tokens_planned = min(ctx or min(spec.context, 4096), spec.context)
-    kv = {name: kv_bytes(spec, name) for name in ("f16", "q8_0")}
+    kv = {name: kv_bytes(spec, name) for name in ("f16", "q8_0") if spec.d_head % KV_FORMATS[name].block == 0}
     licence = (entry.licence if entry else None) or checkpoint.metadata.get("general.license") or (row and row.licence)
     return {
         "name": entry.name if entry else spec.name,
