@@ -68,6 +68,9 @@ class ScriptDevice:
         self.steps = 0
         self._store = np.full((self.page_count, self.page_size), -1, np.int32)
 
+    def memory(self) -> dict[str, int]:
+        return {"weights": 0, "kv": self._store.nbytes, "scratch": 0}
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
         self.steps += 1
         wanted = set(batch.logit_rows.tolist())

@@ -60,6 +60,13 @@ class DownloadError(PellucidError):
     exit_code = 5
 
 
+class UnreachableError(PellucidError):
+    """A server that a command was pointed at does not answer, or is not one of ours."""
+
+    code = "server_unreachable"
+    exit_code = 5
+
+
 class RequestError(PellucidError):
     """A request that cannot be served as asked; `param` names the field."""
 

@@ -51,6 +51,9 @@ class ToyDevice:
         self.rows_run = 0
         self.most_logit_rows = 0
 
+    def memory(self) -> dict[str, int]:
+        return {"weights": 0, "kv": 0, "scratch": 0}
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
         self.runs += 1
         self.rows_run += len(batch.tokens)

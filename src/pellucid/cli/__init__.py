@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("score", "Measure how well a model predicts a text"),
         ("show", "Show a model's card"),
         ("bench", "Measure how fast a model runs here, and how near the machine's limits"),
+        ("top", "Watch a server live: requests, tokens a second, latencies, cache, memory"),
         ("doctor", "Check this machine, and say what is wrong"),
     ),
     "Models": (

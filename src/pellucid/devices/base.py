@@ -49,6 +49,10 @@ class Device(Protocol):
         """Threads of the core that idle between two runs, for what else a step computes."""
         ...
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by part: weights, kv (the whole cache), scratch."""
+        ...
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Compute one step. Returns logits (wanted, vocab_size), valid until the next run."""
         ...

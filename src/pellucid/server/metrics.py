@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from pellucid import __version__
+from pellucid._core import isa
 
 if TYPE_CHECKING:
     from pellucid.engine.engine import Engine
@@ -61,6 +64,7 @@ class Metrics:
         for reason in ("stop", "length", "abort", "error"):
             self._ended.labels(model, reason)
         self._registry.register(_EngineCounts(engine, model))
+        ProcessCollector(registry=self._registry)  # CPU time, memory, start, open files; Linux only
 
     def token(self, choice: Choice, started: float, now: float) -> None:
         """Record that a token of a choice came; times are of time.monotonic()."""
@@ -113,6 +117,12 @@ class _EngineCounts(Collector):
         yield self._counter("num_preemptions", "Sequences that were preempted.", stats.preemptions)
         yield self._counter("prompt_tokens", "Tokens of prompts.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
+        yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield self._counter("engine_step_tokens", "Rows over all steps: tokens computed.", stats.step_rows)
+        memory = GaugeMetricFamily(PREFIX + "memory_bytes", "Memory the engine holds, by part.", labels=["part"])
+        for part, nbytes in self._engine.device.memory().items():
+            memory.add_metric([part], nbytes)
+        yield memory
         config = self._engine.config
         labels = {
             "block_size": str(config.page_size),
@@ -123,6 +133,10 @@ class _EngineCounts(Collector):
         info = GaugeMetricFamily(PREFIX + "cache_config_info", "Geometry of the KV cache.", labels=list(labels))
         info.add_metric(list(labels.values()), 1.0)
         yield info
+        labels = {"model_name": self._model, "version": __version__, "threads": str(config.threads), "isa": isa()}
+        about = GaugeMetricFamily(PREFIX + "server_info", "What serves.", labels=list(labels))
+        about.add_metric(list(labels.values()), 1.0)
+        yield about
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
