@@ -43,6 +43,10 @@ class ProfiledDevice:
         self.pool = device.pool
         self.calls: list[Call] = []
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by part."""
+        return self._device.memory()
+
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Compute one step."""
         began = time.perf_counter()
