@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tokens", "Show how text becomes tokens"),
         ("score", "Measure how well a model predicts a text"),
         ("show", "Show a model's card"),
+        ("plan", "Say what memory a model takes, before it is loaded, and what fits"),
         ("bench", "Measure how fast a model runs here, and how near the machine's limits"),
         ("top", "Watch a server live: requests, tokens a second, latencies, cache, memory"),
         ("doctor", "Check this machine, and say what is wrong"),

@@ -74,6 +74,7 @@ def show(
 
 def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: NamedModel | None) -> dict[str, Any]:
     """All that `show` says, as JSON values; sizes in bytes."""
+    from pellucid.devices.ledger import part_of
     from pellucid.formats import KV_FORMATS
     from pellucid.models.quants import label_of
 
@@ -86,8 +87,7 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
         n = 1
         for side in weight.shape:
             n *= side
-        pieces = [piece for piece in weight.name.split(".") if piece in PARTS and not weight.name.endswith("norm.w")]
-        parts[PARTS[pieces[-1]] if pieces else "norms"] += n
+        parts[part_of(weight.name)] += n
         counts[weight.format.name] += 1
         sizes[weight.format.name] += weight.data.nbytes
         values[weight.format.name] += n

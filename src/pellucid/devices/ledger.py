@@ -1,0 +1,127 @@
+"""The memory a model will take, counted before any of it is loaded.
+
+Law: nothing is estimated that the device itself can tell: the ledger is that of a real device, built over weights that
+were given memory and never packed, so no page of it is touched. Only the program around it (interpreter, libraries,
+tokenizer) is measured, in this very process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid import _core
+from pellucid.config import EngineConfig
+from pellucid.devices.cpu import CpuDevice
+from pellucid.devices.loading import WeightSource
+from pellucid.formats import FORMATS
+from pellucid.graph.graph import Graph
+from pellucid.kv.store import KVGeometry
+
+PARTS = {"embed": "embedding", "unembed": "unembedding", "attn": "attention", "mlp": "feed-forward"}
+"""Piece of a canonical name → part of the model; what has none of them is a norm."""
+
+
+def part_of(weight: str) -> str:
+    """The part of the model that a weight belongs to."""
+    pieces = [] if weight.endswith("norm.w") else [piece for piece in weight.split(".") if piece in PARTS]
+    return PARTS[pieces[-1]] if pieces else "norms"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes by what they are for, when the cache is full and a step as large as it may be."""
+
+    config: EngineConfig
+    """Resolved."""
+    weights: dict[str, int]
+    """By part of the model, packed as the kernels read them."""
+    kv_per_page: int
+    kv: int
+    scratch: int
+    """Of a step: activations of `token_budget` rows and of the threads."""
+    logits: int
+    """Of `max_seqs` rows."""
+    program: int
+    """Interpreter, libraries, tokenizer and tables: resident in this process now; 0 where that cannot be told."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.weights.values()) + self.kv + self.scratch + self.logits + self.program
+
+    def lines(self) -> dict[str, int]:
+        """What `CpuDevice.memory` tells after the load, and the rest."""
+        weights = sum(self.weights.values())
+        return {
+            "weights": weights,
+            "kv": self.kv,
+            "scratch": self.scratch,
+            "logits": self.logits,
+            "program": self.program,
+        }
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """A device whose weights were never packed: it can tell its sizes, and must not run."""
+
+    device: CpuDevice
+    parts: dict[str, int]
+    """Bytes of weights by part of the model."""
+    config: EngineConfig
+    """Resolved; the device itself has the fewest pages that it may have."""
+
+
+def unloaded(source: WeightSource, graph: Graph, config: EngineConfig) -> Unloaded:
+    """Build the device of `source` under `config` (as the user gave it) without its weights.
+
+    Raises ConfigError as EngineConfig.resolve, MemoryPlanError if not even the addresses can be had.
+    """
+    shape = source.spec
+    geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
+    config = config.resolve(model_context=shape.context, bytes_per_page=geometry.bytes_per_page)
+    parts: Counter[str] = Counter()
+    matrices: dict[str, _core.Matrix] = {}
+    vectors: dict[str, NDArray[np.float32]] = {}
+    for weight in source.weights():
+        if len(weight.shape) == 1:
+            vectors[weight.name] = weight.to_float32()
+            nbytes = vectors[weight.name].nbytes
+        else:
+            native = weight.format if weight.format.native else FORMATS["f32"]
+            matrices[weight.name] = _core.Matrix(native.name, weight.shape[0], weight.shape[1])
+            nbytes = matrices[weight.name].nbytes
+        parts[part_of(weight.name)] += nbytes
+        source.release(weight)
+    # The plan does not depend on how many pages there are; the least spare addresses.
+    least = -(-(config.ctx or 0) // config.page_size)
+    return Unloaded(CpuDevice(graph, shape, matrices, vectors, replace(config, kv_pages=least)), dict(parts), config)
+
+
+def ledger_of(unloaded: Unloaded) -> Ledger:
+    """Count what the device will take once it is loaded and in full use."""
+    device, config = unloaded.device, unloaded.config
+    per_page = device.geometry.bytes_per_page
+    return Ledger(
+        config=config,
+        weights=unloaded.parts,
+        kv_per_page=per_page,
+        kv=per_page * (config.kv_pages or 0),
+        scratch=device.memory()["scratch"],
+        logits=4 * device.vocab_size * config.max_seqs,
+        program=resident(),
+    )
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now; 0 where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), 0)
