@@ -146,15 +146,18 @@ class Attention {
     }
   }
 
-  // The first chunk of an item, or another; none where there is no such item.
-  NextChunk upcoming(int i, int chunk) const {
-    NextChunk next;
+  // The keys of a chunk of an item; of its first one where `chunk` is negative; none where there is no such
+  // item.
+  NextKeys upcoming(int i, int chunk) const {
+    NextKeys next;
     if (i >= items) return next;
     const Tile& tile = tile_of(i);
     next.page_table = table_of(tile.seq);
     next.kv_head = i / sets % f.kv.kv_heads;
-    next.chunk = chunk < 0 ? seen(tile).first : chunk;
-    next.last = f.step.positions[tile.row + tile.rows - 1];
+    const int position = f.step.positions[tile.row];
+    next.first = op.window ? std::max(0, position - op.window + 1) : 0;
+    if (chunk >= 0) next.first = std::max(next.first, chunk * kChunk);
+    next.last = position + tile.rows - 1;
     return next;
   }
 
@@ -169,7 +172,7 @@ class Attention {
     return {from, to};
   }
 
-  Range attend(const Item& item, int chunk, const NextChunk& next, const Sums& to) const {
+  Range attend(const Item& item, int chunk, const NextKeys& next, const Sums& to) const {
     const Range range = seeing(item, chunk);
     if (range.first == range.end) return range;
     AttendChunk a{};

@@ -41,12 +41,26 @@ PELLUCID_INLINE typename S::F exp2_below_0(typename S::F y) {
   return S::zero_where_less(S::mul(p, scale), y, S::set1(-125.0f));
 }
 
-// Where the keys and values of a chunk lie: of each group of 16, the keys (transposed), the first value, and
-// what to fetch into the cache meanwhile.
+// Groups of values that are fetched ahead of those at hand, in the order in which they are read: a core has
+// few fetches under way at once, so what is fetched early only pushes out what is needed sooner. Four
+// kilobytes ahead hide memory; a whole chunk ahead took up to a third longer.
+constexpr int kGroupsAhead = 2;
+
+// Where the keys and values of a chunk lie: of the groups of 16 from group0 to group1, the keys (transposed)
+// and the first value. After the last keys stands what is read next, the first values; `next` is read after
+// the last values.
 struct Places {
-  const uint8_t *k[kGroups], *v[kGroups], *next[kGroups];
-  int d, v_stride;
+  const uint8_t *k[kGroups + 4], *v[kGroups], *next[kGroupsAhead];
+  int group0, group1, d, v_stride;
   const float* v_scales;  // of q8_0: d / 32 a key
+
+  // What comes kGroupsAhead groups of values after group g, in a pass over columns whose next one lies `step`
+  // bytes further on; 0: this is the last pass.
+  PELLUCID_INLINE const uint8_t* ahead(int g, int step) const {
+    if (g + kGroupsAhead <= group1) return v[g + kGroupsAhead];
+    const int over = g + kGroupsAhead - group1 - 1;
+    return step ? v[group0 + over < group1 ? group0 + over : group1] + step : next[over];
+  }
 };
 
 // How 16 keys of dimension i, or 16 values from i on of a token, are read. kStreams: they come from memory.
@@ -124,16 +138,16 @@ PELLUCID_INLINE typename S::F value_of(const Places& c, const uint8_t* v, int ke
 template <class S, class Source, int M, int G>
 inline void score_groups(const Places& c, int group, const float* q, float factor, float* scores) {
   using F = typename S::F;
-  const uint8_t *k[G], *v[G];
+  const uint8_t *k[G], *ahead[G];
   F sum[G][M];
   for (int g = 0; g < G; ++g) {
     k[g] = c.k[group + g];
-    v[g] = c.v[group + g];
+    ahead[g] = c.k[group + g + G];
     for (int m = 0; m < M; ++m) sum[g][m] = S::zero();
   }
   each_dimension<S, Source, G>(k, c.d, [&](int i, const F* keys) {
     if constexpr (Source::kStreams) {
-      PELLUCID_UNROLL for (int g = 0; g < G; ++g) prefetch(v[g] + i * kKeyGroup * Source::kBytes);
+      PELLUCID_UNROLL for (int g = 0; g < G; ++g) prefetch(ahead[g] + i * kKeyGroup * Source::kBytes);
     }
     PELLUCID_UNROLL for (int m = 0; m < M; ++m) {
       const F query = S::set1(q[m * kQueryStride + i]);
@@ -156,13 +170,16 @@ inline void weigh_block(const Places& c, int first, int last, const float* p, fl
   for (int key = first; key <= last;) {
     const int g = key / kKeyGroup, end = last < (g + 1) * kKeyGroup - 1 ? last : (g + 1) * kKeyGroup - 1;
     const uint8_t* v = c.v[g] + (key % kKeyGroup) * c.v_stride;
-    const uint8_t* next = c.next[g] + (key % kKeyGroup) * c.v_stride;
-    for (; key <= end; ++key, v += c.v_stride, next += c.v_stride) {
+    const uint8_t* ahead = v;
+    if constexpr (Source::kStreams) {
+      ahead = c.ahead(g, i + 16 * B < c.d ? 16 * B * Source::kBytes : 0) + (key % kKeyGroup) * c.v_stride;
+    }
+    for (; key <= end; ++key, v += c.v_stride, ahead += c.v_stride) {
       F values[B];
       PELLUCID_UNROLL for (int b = 0; b < B; ++b) {
         values[b] = value_of<S, Source>(c, v, key, i + 16 * b);
         if constexpr (Source::kStreams) {
-          if (16 * Source::kBytes * b % 64 == 0) prefetch(next + Source::kBytes * (i + 16 * b));
+          if (16 * Source::kBytes * b % 64 == 0) prefetch(ahead + Source::kBytes * (i + 16 * b));
         }
       }
       PELLUCID_UNROLL for (int m = 0; m < M; ++m) {
@@ -282,14 +299,16 @@ inline Places floats_of(const Places& c, int first, int last, float* scratch) {
   const int d = c.d, panels = (d + 31) / 32;
   float* values = scratch + int64_t{kChunk} * d;
   Places f{};
+  f.group0 = c.group0;
+  f.group1 = c.group1;
   f.d = d;
   f.v_stride = Floats<S>::kPanel * 4;
-  for (int g = first / kKeyGroup; g <= last / kKeyGroup; ++g) {
+  for (int g = c.group0; g <= c.group1; ++g) {
     float* keys = scratch + int64_t{g} * kKeyGroup * d;
     each_dimension<S, Source, 1>(
         c.k + g, d, [&](int i, const typename S::F* k) { S::store(keys + i * kKeyGroup, k[0]); });
     f.k[g] = reinterpret_cast<const uint8_t*>(keys);
-    f.v[g] = f.next[g] = reinterpret_cast<const uint8_t*>(values + g * kKeyGroup * Floats<S>::kPanel);
+    f.v[g] = reinterpret_cast<const uint8_t*>(values + g * kKeyGroup * Floats<S>::kPanel);
   }
   for (int key = first; key <= last; ++key) {
     const uint8_t* v = c.v[key / kKeyGroup] + (key % kKeyGroup) * c.v_stride;
@@ -314,24 +333,30 @@ void attend(const AttendChunk& a) {
   }
   alignas(64) float v_scales[Source::kScaled ? kChunk * kMaxHead / 32 : 1];
   Places c{};
+  c.group0 = first / kKeyGroup;
+  c.group1 = last / kKeyGroup;
   c.d = kv.d_head;
   c.v_stride = kv.v_stride();
   c.v_scales = v_scales;
-  for (int g = first / kKeyGroup; g <= last / kKeyGroup; ++g) {
+  for (int g = c.group0; g <= c.group1; ++g) {
     const int key = base + g * kKeyGroup, page = a.page_table[key / kv.page_size], slot = key % kv.page_size;
     const uint8_t* values = kv.v(a.layer, page, a.kv_head);
     c.k[g] = kv.k(a.layer, page, a.kv_head) + slot / kKeyGroup * kv.k_group_bytes();
     c.v[g] = values + int64_t{slot} * kv.v_stride();
-    c.next[g] = c.k[g];
-    if (const int after = a.next.chunk * kChunk + g * kKeyGroup; a.next.page_table && after <= a.next.last) {
-      c.next[g] = kv.k(a.layer, a.next.page_table[after / kv.page_size], a.next.kv_head) +
-                  after % kv.page_size / kKeyGroup * kv.k_group_bytes();
-    }
     if constexpr (Source::kScaled) {
       const auto* halves =
           reinterpret_cast<const uint16_t*>(values + int64_t{kv.page_size} * kv.d_head) + slot * blocks;
       for (int i = 0; i < blocks * kKeyGroup; i += 16)
         S::store(v_scales + g * kKeyGroup * blocks + i, S::load_f16(halves + i));
+    }
+  }
+  for (int i = 0; i < 4; ++i) c.k[c.group1 + 1 + i] = c.v[c.group0 + i < c.group1 ? c.group0 + i : c.group1];
+  for (int i = 0; i < kGroupsAhead; ++i) {
+    const int key = a.next.first + i * kKeyGroup;
+    c.next[i] = c.v[c.group1];
+    if (a.next.page_table && key <= a.next.last) {
+      c.next[i] = kv.k(a.layer, a.next.page_table[key / kv.page_size], a.next.kv_head) +
+                  key % kv.page_size / kKeyGroup * kv.k_group_bytes();
     }
   }
   if (a.queries <= 2 * S::kQueryTile) {

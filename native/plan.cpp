@@ -191,8 +191,10 @@ Frame::Frame(Plan& plan, const Step& s)
       row += fit;
     }
   }
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [&](const Tile& a, const Tile& b) { return s.positions[a.row] > s.positions[b.row]; });
+  std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
+    const int keys_a = s.positions[a.row], keys_b = s.positions[b.row];
+    return keys_a != keys_b ? keys_a > keys_b : a.row < b.row;
+  });
 }
 
 }  // namespace pellucid

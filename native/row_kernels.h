@@ -14,11 +14,10 @@ constexpr int kMaxQueries = 128;  // queries that attend together
 constexpr int kMaxHead = 512;     // values of a head
 constexpr float kLog2E = 1.44269504f;
 
-// A chunk that a thread attends to after the one at hand.
-struct NextChunk {
-  const int32_t* page_table = nullptr;  // null: there is none
-  int kv_head = 0, chunk = 0;
-  int last = 0;  // the last key that is seen
+// Keys that a thread attends to after those at hand.
+struct NextKeys {
+  const int32_t* page_table = nullptr;   // null: there is none
+  int kv_head = 0, first = 0, last = 0;  // keys that are seen
 };
 
 // Queries of one sequence and one KV head against the keys of one chunk, [256 chunk, 256 chunk + 256).
@@ -33,7 +32,7 @@ struct AttendChunk {
   float *max, *sum;         // out, one a query; the maximum of scores times log2(e)
   float* acc;      // out, d_head floats a query: values weighted by exp(score - max), not divided by sum
   float* scratch;  // attend_scratch() floats
-  NextChunk next;  // of the same layer
+  NextKeys next;   // of the same layer
 };
 // Floats of a chunk's keys and values.
 constexpr int64_t attend_scratch(int d_head) { return int64_t{kChunk} * (d_head + (d_head + 31) / 32 * 32); }
