@@ -67,12 +67,12 @@ class Bench:
             values = np.random.default_rng(slot).standard_normal((64, size // 4), np.float32)
             matrix = _core.Matrix("f32", 64, size // 4)
             matrix.pack(values.view(np.uint8))
-            plan.embed(slot, matrix, 1.0)
+            plan.embed(slot, matrix, 1.0, False)
         for layer in range(self.layers):
             if filling:
                 plan.store_kv(slots[1], slots[2], layer)
             else:
-                plan.attention(slots[3], slots[0], layer, s.heads, s.d_head**-0.5, s.window)
+                plan.attention(slots[3], slots[0], layer, s.heads, s.d_head**-0.5, 0.0, s.window)
         return plan
 
     def _run(self, plan: _core.Plan, start: int, rows: int) -> float:

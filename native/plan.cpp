@@ -8,6 +8,14 @@
 namespace pellucid {
 namespace {
 
+// Queries of an item that may spread its chunks over threads.
+constexpr int kSpreadQueries = 16;
+
+// What a thread needs for attention, a whole number of lines of the cache.
+constexpr int64_t floats_of_thread(int d_head) {
+  return (2 * sums_floats(d_head) + attend_scratch(d_head) + 15) / 16 * 16;
+}
+
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 int64_t now() {
@@ -36,7 +44,9 @@ Plan::Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int 
   const int64_t items = int64_t{kSpreadBelow} * pool.threads();
   const int64_t chunks = (context + kChunk - 1) / kChunk;
   partials_ =
-      AlignedBuffer(static_cast<size_t>(items * chunks * kMaxQueries * (kv.d_head + 2)) * sizeof(float));
+      AlignedBuffer(static_cast<size_t>(items * chunks * kSpreadQueries * (kv.d_head + 2)) * sizeof(float));
+  attention_ =
+      AlignedBuffer(static_cast<size_t>(pool.threads() * floats_of_thread(kv.d_head)) * sizeof(float));
 }
 
 int Plan::slot(int64_t offset, int64_t row_bytes) {
@@ -159,13 +169,18 @@ Frame::Frame(Plan& plan, const Step& s)
       kv(plan.kv_),
       pool(plan.pool_),
       step(s),
-      chunks(1),
       partials(reinterpret_cast<float*>(plan.partials_.data())),
+      scratch(reinterpret_cast<float*>(plan.attention_.data())),
+      partial_floats(static_cast<int64_t>(plan.partials_.size() / sizeof(float))),
+      thread_floats(floats_of_thread(plan.kv_.d_head)),
       slots(plan.slots_),
       arena(plan.arena_.data()),
       max_rows(plan.max_rows_),
       vocab(plan.vocab_) {
-  const int most = tile_rows(plan.heads_ / kv.kv_heads);
+  // As many queries as an item may have, less where that leaves some threads without work.
+  const int items = kSpreadBelow * plan.threads(), queries = s.rows * plan.heads_ / items;
+  const int most =
+      std::max(1, std::clamp(queries, kLeastQueries, kMaxQueries) / (plan.heads_ / plan.kv_.kv_heads));
   for (int q = 0; q < s.seqs; ++q) {
     for (int row = s.seq_starts[q]; row < s.seq_starts[q + 1]; row += most) {
       tiles.push_back({q, row, std::min(most, s.seq_starts[q + 1] - row)});
@@ -175,8 +190,11 @@ Frame::Frame(Plan& plan, const Step& s)
       groups.push_back({q, row, fit});
       row += fit;
     }
-    chunks = std::max(chunks, s.positions[s.seq_starts[q + 1] - 1] / kChunk + 1);
   }
+  std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
+    const int keys_a = s.positions[a.row], keys_b = s.positions[b.row];
+    return keys_a != keys_b ? keys_a > keys_b : a.row < b.row;
+  });
 }
 
 }  // namespace pellucid

@@ -26,6 +26,16 @@ struct Slot {
 constexpr int kResult = -1;  // the slot that is the caller's own buffer of logits
 constexpr int kNone = -2;    // no value
 
+struct Range {
+  int first, end;
+};
+
+// The thread's share of n things, contiguous.
+inline Range share(int n, int thread, int threads) {
+  const int64_t total = n;
+  return {static_cast<int>(total * thread / threads), static_cast<int>(total * (thread + 1) / threads)};
+}
+
 // The rows of one step.
 struct Step {
   int rows = 0, seqs = 0, table_width = 0, wanted = 0;
@@ -164,7 +174,9 @@ class Plan {
   int threads() const { return pool_.threads(); }
   int vocab() const { return vocab_; }
   int max_rows() const { return max_rows_; }
-  int64_t scratch_bytes() const { return static_cast<int64_t>(arena_.size() + partials_.size()); }
+  int64_t scratch_bytes() const {
+    return static_cast<int64_t>(arena_.size() + partials_.size() + attention_.size());
+  }
 
  private:
   friend struct Frame;
@@ -175,7 +187,8 @@ class Plan {
   KvLayout kv_;
   int heads_, vocab_, context_, max_rows_;
   AlignedBuffer arena_;
-  AlignedBuffer partials_;  // of attention whose chunks are spread over threads
+  AlignedBuffer partials_;   // of attention whose chunks are spread over threads
+  AlignedBuffer attention_;  // what each thread needs for attention
   std::vector<Slot> slots_;
   std::vector<PlanOp> ops_;
   std::vector<std::unique_ptr<std::vector<float>>> constants_;
@@ -188,9 +201,10 @@ struct Frame {
   const KvLayout& kv;
   Pool& pool;
   const Step& step;
-  std::vector<Tile> tiles, groups;  // to attend; of one group of keys each
-  int chunks;                       // of 256 keys, in the longest sequence of the step
-  float* partials;                  // see attend.cpp
+  std::vector<Tile> tiles, groups;  // to attend, those that see most keys first; of one group of keys each
+  // See attend.cpp: for all threads together, and `thread_floats` for each.
+  float *partials, *scratch;
+  int64_t partial_floats, thread_floats;
   const std::vector<Slot>& slots;
   uint8_t* arena;
   int max_rows, vocab;
@@ -216,9 +230,9 @@ struct Frame {
 constexpr int kWaitStride = 8;
 constexpr int kSpreadBelow =
     4;  // attention spreads chunks over threads when items are fewer than this a thread
+constexpr int kLeastQueries = 32;  // of an item, where a sequence has as many
 
-// Query rows of a tile, and the sets of at most kMaxQueries heads of one KV head that attend in turn.
-constexpr int tile_rows(int group) { return group >= kMaxQueries ? 1 : kMaxQueries / group; }
-constexpr int head_sets(int group) { return (group + kMaxQueries - 1) / kMaxQueries; }
+// Floats for the results of an item's queries: maximum, sum and d values each.
+constexpr int64_t sums_floats(int d_head) { return int64_t{kMaxQueries} * (d_head + 2); }
 
 }  // namespace pellucid

@@ -9,16 +9,6 @@
 namespace pellucid {
 namespace {
 
-struct Range {
-  int first, end;
-};
-
-// The thread's share of n things, contiguous.
-Range share(int n, int thread, int threads) {
-  const int64_t total = n;
-  return {static_cast<int>(total * thread / threads), static_cast<int>(total * (thread + 1) / threads)};
-}
-
 Range rows_of(const Frame& f, bool selected, int thread) {
   return share(f.count(selected), thread, f.pool.threads());
 }
