@@ -164,3 +164,8 @@ PRETOKENIZERS: dict[str, Pretokenizer] = {
     "deepseek-coder": Pretokenizer(_deepseek_coder),
     "deepseek-v3": Pretokenizer(_of(r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3)),
 }
+
+
+def by_pattern(pattern: str) -> Pretokenizer:
+    """For vocabularies that bring their own pattern, as tiktoken's do: whole words skip the merges there."""
+    return Pretokenizer(_of(pattern), ignore_merges=True)
