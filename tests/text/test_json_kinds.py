@@ -14,20 +14,7 @@ from pellucid.text.detokenize import Detokenizer
 from pellucid.text.tokenizer import Tokenizer
 from text.corpus import SHORT, random_texts
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    "unbelievable",
-    "things",
-    "happening",
-    "quickly",
-]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "unbelievable", "things", "quickly"]
 TEXTS = [*SHORT, *random_texts(60, seed=2), " ".join(WORDS), "unquick happen dogs"]
 
 

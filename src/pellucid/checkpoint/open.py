@@ -49,8 +49,11 @@ class Checkpoint:
         *,
         rotary_interleaved: bool,
         norm_offset: float,
+        given: Path | None,
     ) -> None:
         self.path = path
+        self.given = given
+        """Whose vocabulary stands in for the model's own; None: its own."""
         self.spec = spec
         self.tokenizer = tokenizer
         self.metadata = metadata
@@ -208,6 +211,7 @@ def _open_gguf(path: Path, given: Path | None) -> Checkpoint:
         bound,
         rotary_interleaved=family.gguf_rotary_interleaved,
         norm_offset=0.0,
+        given=given,
     )
 
 
@@ -232,6 +236,7 @@ def _open_folder(path: Path, given: Path | None) -> Checkpoint:
         bound,
         rotary_interleaved=folder.family.hf_rotary_interleaved,
         norm_offset=folder.family.hf_norm_offset,
+        given=given,
     )
 
 
