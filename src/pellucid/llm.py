@@ -122,7 +122,10 @@ class LLM:
         other = None if tokenizer is None else resolve_tokenizer(os.fspath(tokenizer), progress=_shown(progress))
         checkpoint = open_checkpoint(path, other)
         try:
-            with Loading(checkpoint, config) as loading:
+            with (
+                _loading(checkpoint.nbytes, _shown(progress)) as tick,
+                Loading(checkpoint, config, tick) as loading,
+            ):
                 from pellucid.devices.cpu import CpuDevice
                 from pellucid.models.decoder import decoder_graph
                 from pellucid.text.chat import ChatTemplate
@@ -133,8 +136,7 @@ class LLM:
                 _check_size(vocabulary, checkpoint.spec.vocab, other)
                 template = ChatTemplate.from_source(source, vocabulary)
                 graph = decoder_graph(checkpoint.spec)
-                with _loading(checkpoint.nbytes, _shown(progress)) as tick:
-                    device = CpuDevice.of(loading, graph, tick)
+                device = CpuDevice.of(loading, graph)
         except BaseException:
             checkpoint.close()
             raise
@@ -538,10 +540,15 @@ def _loading(total: int, show: bool) -> Generator[Callable[[int], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     with Progress(
-        TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
+        TextColumn("loading"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
         task = bar.add_task("", total=total)
         yield lambda nbytes: bar.advance(task, nbytes)

@@ -62,12 +62,14 @@ class Checkpoint:
         self.nbytes = sum(t.nbytes for t in bound.values())
         """Bytes of all weights as stored."""
         self._mapped = files
-        self._bound = bound
+        order = {id(file): place for place, file in enumerate(files)}
+        self._bound = dict(sorted(bound.items(), key=lambda item: (order[id(item[1].stored.file)], item[1].place)))
         self._rotary_interleaved = rotary_interleaved
         self._norm_offset = norm_offset
 
     def weights(self) -> Iterator[Weight]:
-        """Every weight, canonical in name, order and layout (see ModelSpec.weight_shapes); read as it is reached."""
+        """Every weight, canonical in name and layout (see ModelSpec.weight_shapes), read as it is reached: in the order
+        in which they lie in the files."""
         for name in self._bound:
             yield self.weight(name)
 
