@@ -20,6 +20,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 LIVELY = SamplingParams(temperature=1.0, top_p=0.95, max_tokens=12, seed=7)
 
 
+@pytest.mark.covers("text", "name")
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_text_comes_out_and_streams_alike(name: str) -> None:
     with LLM(FOLDERS[name], threads=1, ctx=48) as llm:

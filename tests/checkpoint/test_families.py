@@ -27,6 +27,7 @@ def same(got: ModelSpec, due: ModelSpec, **but: object) -> None:
     assert got.norm_eps == pytest.approx(due.norm_eps)
 
 
+@pytest.mark.covers("opened", "fmt")
 @FAMILIES
 @pytest.mark.parametrize("fmt", ["f32", "bf16", "f64", "q8_0", "q4_1", "q5_1", "iq4_nl", "mxfp4"])
 def test_gguf(spec: ModelSpec, fmt: str, tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_gguf(spec: ModelSpec, fmt: str, tmp_path: Path) -> None:
         assert c.metadata["general.name"] == "tiny"
 
 
+@pytest.mark.covers("opened", "fmt")
 @FAMILIES
 @pytest.mark.parametrize("fmt", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("shards", [1, 3])
