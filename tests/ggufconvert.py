@@ -13,6 +13,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
+from pellucid.formats import FORMATS
+
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma2": "gemma2", "phi3": "phi3", "granite": "granite",
     "olmo2": "olmo2", "smollm3": "smollm3", "starcoder2": "starcoder2", "gpt2": "gpt2", "cohere": "command-r",
@@ -22,8 +24,8 @@ PERMUTED = ("llama", "granite", "smollm3")
 """Architectures whose runtime turns neighbouring values while Hugging Face's turns halves."""
 
 
-def convert(folder: Path, path: Path) -> Path:
-    """Write `path`, matrices in F32 as they are."""
+def convert(folder: Path, path: Path, fmt: str = "f32") -> Path:
+    """Write `path`, matrices in `fmt`: F32 as they are, or a float format."""
     config = json.loads((folder / "config.json").read_text())
     name = ARCHITECTURES[config["model_type"]]
     arch = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == name)
@@ -44,7 +46,12 @@ def convert(folder: Path, path: Path) -> Path:
             values = values.T
         if name.startswith("gemma") and hf_name.endswith("norm.weight"):
             values = values + 1
-        writer.add_tensor(found, np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        if values.ndim == 1 or "norm" in hf_name or fmt == "f32":
+            writer.add_tensor(found, values)
+        else:
+            kind = gguf.GGMLQuantizationType(FORMATS[fmt].ggml_type)
+            writer.add_tensor(found, FORMATS[fmt].encode_rows(values), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -59,6 +59,8 @@ class LLM:
     Args:
         model: a name of the registry ("smollm2"), a Hugging Face repository ("org/repo", "org/repo:Q4_K_M"), a .gguf
             file or a folder. Pulled on first use.
+        tokenizer: whose vocabulary counts instead of the model's own: a tokenizer.json, tekken.json, folder, .gguf file
+            or Hugging Face repository. None: the model's own.
         threads: threads of the CPU pool; None: every core this process may run on.
         ctx: longest sequence in tokens, prompt and answer; None: the model's own, at most 4096.
         kv: format of the KV cache, "f16" or "q8_0".
@@ -88,6 +90,7 @@ class LLM:
         self,
         model: str | os.PathLike[str] = "smollm2",
         *,
+        tokenizer: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         ctx: int | None = None,
         kv: str = "f16",
@@ -100,7 +103,7 @@ class LLM:
     ) -> None:
         from pellucid.checkpoint.open import open_checkpoint
         from pellucid.devices.loading import Loading
-        from pellucid.models.pull import resolve
+        from pellucid.models.pull import resolve, resolve_tokenizer
 
         if not isinstance(model, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"model={model!r} is not a name or a path", param="model")
@@ -115,24 +118,29 @@ class LLM:
             seed=seed,
             isa=isa,
         )
-        checkpoint = open_checkpoint(resolve(config.model, progress=_shown(progress)))
+        path = resolve(config.model, progress=_shown(progress))
+        other = None if tokenizer is None else resolve_tokenizer(os.fspath(tokenizer), progress=_shown(progress))
+        checkpoint = open_checkpoint(path, other)
         try:
-            with Loading(checkpoint, config) as loading:
+            with (
+                _loading(checkpoint.nbytes, _shown(progress)) as tick,
+                Loading(checkpoint, config, tick) as loading,
+            ):
                 from pellucid.devices.cpu import CpuDevice
                 from pellucid.models.decoder import decoder_graph
                 from pellucid.text.chat import ChatTemplate
                 from pellucid.text.tokenizer import Tokenizer
 
                 source = checkpoint.tokenizer
-                tokenizer = Tokenizer.from_source(source)
-                template = ChatTemplate.from_source(source, tokenizer)
+                vocabulary = Tokenizer.from_source(source)
+                _check_size(vocabulary, checkpoint.spec.vocab, other)
+                template = ChatTemplate.from_source(source, vocabulary)
                 graph = decoder_graph(checkpoint.spec)
-                with _loading(checkpoint.nbytes, _shown(progress)) as tick:
-                    device = CpuDevice.of(loading, graph, tick)
+                device = CpuDevice.of(loading, graph)
         except BaseException:
             checkpoint.close()
             raise
-        self._build(config.model, tokenizer, template, device, device.config, checkpoint)
+        self._build(config.model, vocabulary, template, device, device.config, checkpoint)
 
     @classmethod
     def of(
@@ -511,6 +519,16 @@ def _params(params: Params | None, count: int) -> list[SamplingParams | None]:
     return list(params)
 
 
+def _check_size(tokenizer: Tokenizer, vocab: int, given: os.PathLike[str] | None) -> None:
+    """Refuse a vocabulary of another model. A few added tokens may have no row: no text becomes one of them unasked."""
+    plain = tokenizer.vocab_size - len(tokenizer.added)
+    if given is not None and plain > vocab:
+        raise ConfigError(
+            f"{os.fspath(given)} has {plain} tokens, but the model has rows for {vocab}; it belongs to another model",
+            param="tokenizer",
+        )
+
+
 def _shown(progress: bool | None) -> bool:
     return sys.stderr.isatty() if progress is None else progress
 
@@ -522,10 +540,15 @@ def _loading(total: int, show: bool) -> Generator[Callable[[int], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     with Progress(
-        TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
+        TextColumn("loading"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
         task = bar.add_task("", total=total)
         yield lambda nbytes: bar.advance(task, nbytes)

@@ -54,6 +54,7 @@ def rounded(spec: ModelSpec) -> ModelSpec:
     )
 
 
+@pytest.mark.covers("gguf", "name")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_gguf_equals_hugging_face(name: str, tmp_path: Path) -> None:
     path = ggufconvert.convert(FOLDERS[name], tmp_path / "m.gguf")
@@ -70,6 +71,21 @@ def test_gguf_equals_hugging_face(name: str, tmp_path: Path) -> None:
             g.release(a)
             hf.release(b)
         assert g.nbytes == hf.nbytes == sum(w.data.nbytes for w in g.weights())
+
+
+@pytest.mark.covers("opened", "fmt")
+@pytest.mark.parametrize("fmt", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_matrices_in_other_floats(name: str, fmt: str, tmp_path: Path) -> None:
+    path = ggufconvert.convert(FOLDERS[name], tmp_path / "m.gguf", fmt)
+    with open_checkpoint(path) as g, open_checkpoint(FOLDERS[name]) as hf:
+        due = {w.name: w.to_float32() for w in hf.weights()}
+        for w in g.weights():
+            values = due[w.name]
+            if values.ndim == 2:
+                assert w.format.name == fmt
+                values = w.format.decode_rows(w.format.encode_rows(values))
+            assert np.array_equal(w.to_float32(), values), w.name
 
 
 def test_the_one_member_with_a_scale_of_its_own() -> None:

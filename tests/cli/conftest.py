@@ -47,7 +47,15 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Commands load the toy model; call the fixture to change its options."""
 
     def use(**settings: object) -> None:
-        def load(model: str, threads: int | None, ctx: int | None, kv: str, *, prefix_cache: bool = True) -> LLM:
+        def load(
+            model: str,
+            threads: int | None,
+            ctx: int | None,
+            kv: str,
+            *,
+            prefix_cache: bool = True,
+            tokenizer: str | None = None,
+        ) -> LLM:
             given = {} if ctx is None else {"ctx": ctx}
             return toy_llm(**({"kv": kv, "prefix_cache": prefix_cache} | given | settings))  # type: ignore[arg-type]
 

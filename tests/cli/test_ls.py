@@ -75,7 +75,7 @@ def of(gigabytes: float) -> Machine:
         (64.0, 100e9, 1e12, "qwen3-8b"),
         (64.0, 15e9, 1e12, "qwen3-4b"),
         (5.0, 100e9, 1e12, "qwen3-4b"),
-        (64.0, 100e9, 2e9, "qwen3-1.7b"),
+        (64.0, 100e9, 2e9, "smollm3-3b"),
         (0.8, 100e9, 1e12, "smollm2"),
         (0.1, 100e9, 1e12, None),
     ],

@@ -17,8 +17,11 @@ from pellucid.devices.cpu import CpuDevice
 from pellucid.graph.reference import Reference
 from pellucid.models.decoder import decoder_graph
 
-FAMILIES = Path(__file__).parent.parent / "golden" / "families"
+GOLDEN = Path(__file__).parent.parent / "golden"
+FAMILIES = GOLDEN / "families"
 NAMES = sorted(p.name for p in FAMILIES.iterdir() if (p / "config.json").is_file())
+EARLIER = sorted(p.name for p in (GOLDEN / "tiny").iterdir() if (p / "config.json").is_file())
+"""Models of one prompt, whose continuation is not known."""
 FLIPPED_BOUND = 1e-2
 """Native against reference, K and V in f16 in both: where float32 noise turns the rounding of a value to f16, one value
 is off by 2**-10 of itself. Few are: half of all log-probabilities must agree to USUAL_BOUND."""
@@ -33,15 +36,19 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
+def folder(name: str) -> Path:
+    return GOLDEN / ("tiny" if name in EARLIER else "families") / name
+
+
 def device(name: str, ctx: int, isa: str | None = None, threads: int = 1) -> CpuDevice:
     config = EngineConfig(threads=threads, ctx=ctx, kv_pages=4, token_budget=64, isa=isa)
-    with open_checkpoint(FAMILIES / name) as checkpoint:
+    with open_checkpoint(folder(name)) as checkpoint:
         return CpuDevice.load(checkpoint, decoder_graph(checkpoint.spec), config)
 
 
 @cache
 def golden(name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(FAMILIES / name / "golden.npz"))
+    return dict(np.load(folder(name) / "golden.npz"))
 
 
 def run(cpu: CpuDevice, tokens: list[int], chunk: int) -> np.ndarray:
@@ -53,6 +60,7 @@ def run(cpu: CpuDevice, tokens: list[int], chunk: int) -> np.ndarray:
     return np.concatenate(out)
 
 
+@pytest.mark.covers("native", "name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("prompt", "ctx"), [(0, 40), (1, 32)])
 def test_native_equals_the_reference(name: str, prompt: int, ctx: int) -> None:
@@ -68,9 +76,10 @@ def test_native_equals_the_reference(name: str, prompt: int, ctx: int) -> None:
     assert np.abs(got - log_softmax(golden(name)[f"logits_{prompt}"])).max() <= F16_BOUND
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.covers("bits", "name")
+@pytest.mark.parametrize("name", [*NAMES, *EARLIER])
 def test_bits_are_the_same_in_every_instruction_set_chunk_and_thread(name: str) -> None:
-    tokens = golden(name)["tokens_0"].tolist()
+    tokens = golden(name)["tokens" if name in EARLIER else "tokens_0"].tolist()
     due = run(device(name, 48), tokens, 64)
     for isa in _core.isas():
         for threads, chunk in ((1, 7), (2, 1), (3, 39)):
@@ -82,6 +91,7 @@ def test_scaled_logits_take_no_second_row_of_them(name: str) -> None:
     assert not [n for n in device(name, 40).lowered.offsets if n.startswith("logits")]
 
 
+@pytest.mark.covers("greedy", "name")
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "llama-dynamic"])  # whose positions hang on each length
 @pytest.mark.parametrize(("prompt", "ctx"), [(0, 48), (1, 32)])
 def test_greedy_ids_are_those_of_hugging_face(name: str, prompt: int, ctx: int) -> None:

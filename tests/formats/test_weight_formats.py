@@ -39,6 +39,7 @@ def witness(fmt: Format, blocks: np.ndarray) -> np.ndarray:
         return dequantize(blocks, gguf.GGMLQuantizationType(fmt.ggml_type))
 
 
+@pytest.mark.covers("decode", "fmt")
 @ALL
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 301])
 def test_decode_equals_ggml_on_random_bytes(fmt: Format, n: int) -> None:

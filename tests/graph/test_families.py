@@ -47,6 +47,7 @@ def logits(name: str, tokens: list[int], spec: ModelSpec | None = None) -> np.nd
     return Reference(decoder_graph(spec or own), weights, context=len(tokens)).run(tokens)
 
 
+@pytest.mark.covers("reference", "name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_reference_equals_hugging_face(name: str, prompt: int) -> None:

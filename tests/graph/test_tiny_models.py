@@ -31,6 +31,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.covers("reference", "name")
 @pytest.mark.parametrize("name", NAMES)
 def test_reference_equals_hugging_face(name: str) -> None:
     golden = np.load(TINY / name / "golden.npz")
@@ -41,6 +42,7 @@ def test_reference_equals_hugging_face(name: str) -> None:
     assert np.abs(log_softmax(logits) - log_softmax(golden["logits"])).max() <= BOUND
 
 
+@pytest.mark.covers("native", "name")
 @pytest.mark.parametrize("name", NAMES)
 def test_native_plan(name: str) -> None:
     golden = np.load(TINY / name / "golden.npz")

@@ -17,7 +17,7 @@ from pellucid.errors import ConfigError, DownloadError, ModelFileError, ModelNot
 from pellucid.models import hub as hub_module
 from pellucid.models import pull as pull_module
 from pellucid.models import sources, store
-from pellucid.models.pull import resolve
+from pellucid.models.pull import resolve, resolve_tokenizer
 
 
 def gguf(seed: int = 0, size: int = 5000) -> bytes:
@@ -349,3 +349,24 @@ def test_a_bad_endpoint_keeps_its_password(fake_hub: FakeHub, monkeypatch: pytes
     with pytest.raises(ConfigError) as e:
         resolve("org/m", progress=False)
     assert "secret" not in e.value.message
+
+
+def test_the_tokenizer_of_a_repository_is_brought_without_its_weights(
+    fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "config.json": b"{}"}
+    fake_hub.repos["org/m"] = Repo(files | {"model.safetensors": b"x" * 5000, "m-Q8_0.gguf": gguf()})
+    folder = resolve_tokenizer("org/m", progress=False)
+    assert fetched(fake_hub) == set(files)
+    assert {p.name for p in folder.iterdir()} == {*files, "model.json"}
+    assert store.entries() == [] and store.partials() == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert resolve_tokenizer("org/m", progress=False) == folder
+    with pytest.raises(DownloadError, match="the tokenizer of org/other cannot be pulled"):
+        resolve_tokenizer("org/other", progress=False)
+
+
+def test_a_repository_without_a_tokenizer(fake_hub: FakeHub) -> None:
+    fake_hub.repos["org/m"] = Repo({"m-Q8_0.gguf": gguf(), "vocab.txt": b"x"})
+    with pytest.raises(UnsupportedModelError, match=r"org/m has neither tokenizer\.json nor tekken\.json"):
+        resolve_tokenizer("org/m", progress=False)

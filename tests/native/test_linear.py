@@ -21,6 +21,7 @@ def cols_of(name: str) -> list[int]:
     return [block, 2 * block, 5 * block] if block > 1 else [1, 2, 31, 160]
 
 
+@pytest.mark.covers("products", "name")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,7 @@ from pellucid import _core
 from pellucid.formats import FORMATS
 
 
+@pytest.mark.covers("packed", "name")
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_decode_to_the_bits_of_the_format(name: str, rows: int) -> None:

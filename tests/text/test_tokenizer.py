@@ -131,7 +131,7 @@ def test_every_pretokenizer_keeps_all_bytes(pre: str) -> None:
     tokenizer = Tokenizer.from_source(byte_source(["<|end|>"], ["i n", "Ġ t", "1 2", "Ġ 1"], pre=pre))
     for text in SHORT:
         want = tokenizer.decode(tokenizer.encode(text))
-        assert want == text or pre == "qwen2"
+        assert want == text or PRETOKENIZERS[pre].normalizer is not None
 
 
 def test_digits_fall_as_each_family_cuts_them() -> None:
@@ -247,7 +247,7 @@ def test_faults_of_a_vocabulary_are_named() -> None:
     good = byte_source([], ["a b"])
     faults: list[tuple[TokenizerSource, type[Exception], str]] = [
         (TokenizerSource("bpe"), ModelFileError, "no vocabulary"),
-        (byte_source([], ["a b"], pre="strange"), UnsupportedModelError, "'strange' is not supported; supported are"),
+        (byte_source([], ["a b"], pre="strange"), UnsupportedModelError, "'strange', which is not known"),
         (TokenizerSource("bpe", pieces=good.pieces, pre="gpt-2"), ModelFileError, "needs its merges"),
         (TokenizerSource("bpe", pieces=["a", "a"], merges=[], pre="gpt-2"), ModelFileError, "'a' twice"),
         (TokenizerSource("bpe", pieces=good.pieces, merges=["a zz"], pre="gpt-2"), ModelFileError, "merges do not fit"),
@@ -274,7 +274,7 @@ def test_faults_of_a_vocabulary_are_named() -> None:
 
 def test_a_bad_tokenizer_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    for text in ("", "{", "[]", "{}", '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'):
+    for text in ("", "{", "[]", "{}", '{"model": {"type": "WordLevel", "vocab": {"a": 0}}}'):
         path.write_text(text)
         with pytest.raises((ModelFileError, UnsupportedModelError), match=r"tokenizer\.json"):
             Tokenizer.from_source(TokenizerSource("json", json_path=path))

@@ -225,7 +225,7 @@ def _layers(fields: Fields, family: Family, n_layers: int, rope: RopeSpec | None
 
 
 _KINDS: dict[str, Literal["bpe", "spm"]] = {"gpt2": "bpe", "llama": "spm"}
-_BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe")
+_BOS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 """Pre-tokenizers of byte-level vocabularies that begin with BOS when the file does not say."""
 
 
@@ -238,7 +238,8 @@ def tokenizer_from_gguf(gguf: GGUF) -> TokenizerSource:
     if kind is None:
         raise UnsupportedModelError(
             f"{fields.where}: {t}model: {shown(model)} is not supported; known are gpt2 (byte-level BPE) "
-            "and llama (SentencePiece)"
+            "and llama (SentencePiece). Give the model's own tokenizer.json, its folder or its repository "
+            "with --tokenizer"
         )
     pieces = fields.strings(t + "tokens")
     n = len(pieces)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from pellucid.checkpoint import strict_json
+from pellucid.checkpoint import from_tekken, strict_json
 from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family, Scaling
 from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.mapped import MappedFile, shown
@@ -280,16 +281,25 @@ def _rope(fields: Fields, family: Family, kind: str, d_head: int, base_key: str,
 
 
 def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:
-    """tokenizer.json with the ids and the chat template that stand beside it, each id checked against `vocab`."""
-    path = folder.path / "tokenizer.json"
-    if not path.is_file():
-        raise UnsupportedModelError(
-            f"{folder.path}: no tokenizer.json; other tokenizer files are not read: "
-            "save it with transformers' fast tokenizer"
-        )
-    settings = _optional(folder.path / "tokenizer_config.json")
-    generation = _optional(folder.path / "generation_config.json")
-    added = _added_tokens(path)
+    """The tokenizer of a model's folder, with the ids that its configuration names; see `tokenizer_from_folder`."""
+    return tokenizer_from_folder(folder.path, vocab, (folder.fields, folder.outer))
+
+
+def tokenizer_from_folder(path: Path, vocab: int, configs: Sequence[Fields] = ()) -> TokenizerSource:
+    """tokenizer.json (or tekken.json) with the ids and the chat template that stand beside it.
+
+    vocab: rows of the model, which no id may pass. configs: where else the ids of BOS and EOS may be named.
+    Raises UnsupportedModelError: there is neither of the two; ModelFileError.
+    """
+    file = path / "tokenizer.json"
+    settings = _optional(path / "tokenizer_config.json")
+    if not file.is_file():
+        if (path / from_tekken.NAME).is_file():
+            source = from_tekken.tokenizer_from_tekken(path / from_tekken.NAME, vocab)
+            return replace(source, chat_template=_template(path, settings))
+        raise UnsupportedModelError(f"{path}: no tokenizer.json{_instead(path)}")
+    generation = _optional(path / "generation_config.json")
+    added = _added_tokens(file)
 
     def spelled(key: str) -> int | None:
         value = settings.values.get(key)
@@ -302,7 +312,7 @@ def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:
             )
         return found
 
-    sources = (generation, folder.fields, folder.outer)
+    sources = (generation, *configs)
     named = [i for source in sources for i in _ids(source, "eos_token_id", vocab)]
     eos = spelled("eos_token")
     bos = spelled("bos_token")
@@ -311,7 +321,7 @@ def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:
     ends = [eos, *named, *(i for i in end_of_turn_ids(added) if i < vocab)]
     return TokenizerSource(
         kind="json",
-        json_path=path,
+        json_path=file,
         bos_id=bos if bos is not None else next(iter(first_bos), None),
         eos_id=eos if eos is not None else next(iter(named), None),
         unk_id=spelled("unk_token"),
@@ -320,8 +330,16 @@ def tokenizer_from_hf(folder: Folder, vocab: int) -> TokenizerSource:
         add_bos=settings.flag("add_bos_token", False),
         add_eos=settings.flag("add_eos_token", False),
         add_space_prefix=settings.flag("add_prefix_space", False),
-        chat_template=_template(folder.path, settings),
+        chat_template=_template(path, settings),
     )
+
+
+def _instead(folder: Path) -> str:
+    """What to do about a folder without tokenizer.json, by what it holds."""
+    names = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", *(p.name for p in folder.glob("*.tiktoken")))
+    found = next((name for name in names if (folder / name).is_file()), None)
+    held = f"; {found} is not read (it does not say how text is cut)" if found else ""
+    return f"{held}: save it with transformers' fast tokenizer, or give another with --tokenizer"
 
 
 def _optional(path: Path) -> Fields:

@@ -103,6 +103,11 @@ class Bound:
         """Bytes of the weight as stored."""
         return self.stored.nbytes if self.first_column is None else prod(self.shape) * self.stored.format.nbytes
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it lies in its file, to sort by."""
+        return self.stored.offset, self.first_column or 0
+
     def data(self) -> NDArray[np.uint8]:
         """(rows, row_bytes): a view of the file, or of transposed values a copy."""
         raw = self.stored.data()

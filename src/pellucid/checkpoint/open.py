@@ -8,20 +8,25 @@ rows or values differs from the vendor's.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
+from pellucid.checkpoint import strict_json
 from pellucid.checkpoint.families import FAMILIES, Family
+from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.from_gguf import ROPE_TENSORS, spec_from_gguf, tokenizer_from_gguf
-from pellucid.checkpoint.from_hf import read_config, spec_from_hf, tokenizer_from_hf
+from pellucid.checkpoint.from_hf import read_config, spec_from_hf, tokenizer_from_folder, tokenizer_from_hf
+from pellucid.checkpoint.from_tekken import NAME as TEKKEN
+from pellucid.checkpoint.from_tekken import tokenizer_from_tekken
 from pellucid.checkpoint.gguf import read_gguf
 from pellucid.checkpoint.mapped import MappedFile, shown
 from pellucid.checkpoint.names import Bound, bind, gguf_namer, hf_body, hf_namer
 from pellucid.checkpoint.safetensors import read_folder
-from pellucid.errors import ModelFileError, ModelNotFoundError
+from pellucid.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from pellucid.formats import FORMATS, Weight
 from pellucid.models.spec import ModelSpec
 from pellucid.models.tokens import TokenizerSource
@@ -44,8 +49,11 @@ class Checkpoint:
         *,
         rotary_interleaved: bool,
         norm_offset: float,
+        given: Path | None,
     ) -> None:
         self.path = path
+        self.given = given
+        """Whose vocabulary stands in for the model's own; None: its own."""
         self.spec = spec
         self.tokenizer = tokenizer
         self.metadata = metadata
@@ -54,12 +62,14 @@ class Checkpoint:
         self.nbytes = sum(t.nbytes for t in bound.values())
         """Bytes of all weights as stored."""
         self._mapped = files
-        self._bound = bound
+        order = {id(file): place for place, file in enumerate(files)}
+        self._bound = dict(sorted(bound.items(), key=lambda item: (order[id(item[1].stored.file)], item[1].place)))
         self._rotary_interleaved = rotary_interleaved
         self._norm_offset = norm_offset
 
     def weights(self) -> Iterator[Weight]:
-        """Every weight, canonical in name, order and layout (see ModelSpec.weight_shapes); read as it is reached."""
+        """Every weight, canonical in name and layout (see ModelSpec.weight_shapes), read as it is reached: in the order
+        in which they lie in the files."""
         for name in self._bound:
             yield self.weight(name)
 
@@ -111,8 +121,10 @@ def _halves(name: str, bound: Bound, heads: int) -> Weight:
     return Weight(name, bound.shape, bound.stored.format, pairs.swapaxes(1, 2).reshape(data.shape))
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -> Checkpoint:
     """Open a GGUF file (or the first of a split one) or a Hugging Face folder, and validate all of it.
+
+    tokenizer: a tokenizer.json, tekken.json, folder or GGUF file whose vocabulary counts instead of the model's own.
 
     Raises ModelNotFoundError (no such path), ModelFileError (corrupt, cut off, contradicts itself) or
     UnsupportedModelError (a family, tensor type or setting that is not known); each names the file and the fault.
@@ -123,19 +135,68 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     except (OSError, ValueError):
         raise ModelNotFoundError(f"{shown(path, 200)}: no such file or folder") from None
     if stat.S_ISDIR(mode):
-        return _open_folder(path)
+        return _open_folder(path, None if tokenizer is None else Path(tokenizer))
     if path.suffix == ".safetensors":
         raise ModelFileError(
             f"{path.name}: weights alone; give the folder that also holds config.json and tokenizer.json"
         )
-    return _open_gguf(path)
+    return _open_gguf(path, None if tokenizer is None else Path(tokenizer))
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def open_tokenizer(path: Path, vocab: int) -> TokenizerSource:
+    """The vocabulary of a tokenizer.json, a tekken.json, a Hugging Face folder or a GGUF file.
+
+    vocab: rows of the model that it is for, which no id may pass.
+    Raises ModelNotFoundError, ModelFileError, UnsupportedModelError.
+    """
+    folder = path.parent if path.name == "tokenizer.json" and path.is_file() else path
+    if folder.is_dir():
+        config = folder / "config.json"
+        configs = [Fields(config.name, strict_json.read(MappedFile(config)))] if config.is_file() else []
+        return tokenizer_from_folder(folder, vocab, configs)
+    if path.name.endswith(TEKKEN):
+        return tokenizer_from_tekken(path, vocab)
+    if path.suffix == ".json":
+        MappedFile(path).close()  # one clear error for what is not there or cannot be read
+        return TokenizerSource(kind="json", json_path=path)
+    if path.suffix != ".gguf":
+        raise UnsupportedModelError(
+            f"{path.name}: not a tokenizer that can be read; give tokenizer.json, tekken.json, a folder with one of "
+            "them, or a .gguf file"
+        )
+    source = tokenizer_from_gguf(read_gguf(path))
+    if len(source.pieces) > vocab:
+        raise ModelFileError(f"{path.name}: {len(source.pieces)} tokens, but the model has {vocab}")
+    return source
+
+
+def _chosen(given: Path | None, own: Callable[[], TokenizerSource], vocab: int) -> TokenizerSource:
+    """The model's own vocabulary, or the one that was given, which the model's own completes where it is silent."""
+    if given is None:
+        return own()
+    source = open_tokenizer(given, vocab)
+    try:
+        model = own()
+    except UnsupportedModelError:  # why another one was given
+        return source
+    ends = tuple(dict.fromkeys((*source.eot_ids, *model.eot_ids)))
+    bare = source.kind == "json" and source.json_path == given
+    return replace(
+        source,
+        bos_id=model.bos_id if source.bos_id is None else source.bos_id,
+        eos_id=model.eos_id if source.eos_id is None else source.eos_id,
+        eot_ids=ends,
+        add_bos=model.add_bos if bare else source.add_bos,
+        add_eos=model.add_eos if bare else source.add_eos,
+        chat_template=source.chat_template or model.chat_template,
+    )
+
+
+def _open_gguf(path: Path, given: Path | None) -> Checkpoint:
     gguf = read_gguf(path)
     spec = spec_from_gguf(gguf, path.stem)
     family = _family(spec)
-    tokenizer = tokenizer_from_gguf(gguf)
+    tokenizer = _chosen(given, lambda: tokenizer_from_gguf(gguf), spec.vocab)
     namer = gguf_namer(family)
     bound = bind(gguf.files[0].name, spec, namer, gguf.tensors, ignored=ROPE_TENSORS)
     for name, weight in bound.items():
@@ -152,10 +213,11 @@ def _open_gguf(path: Path) -> Checkpoint:
         bound,
         rotary_interleaved=family.gguf_rotary_interleaved,
         norm_offset=0.0,
+        given=given,
     )
 
 
-def _open_folder(path: Path) -> Checkpoint:
+def _open_folder(path: Path, given: Path | None) -> Checkpoint:
     folder = read_config(path)
     files, tensors = read_folder(path, _NOT_TEXT)
     body = hf_body(folder.family, tensors)
@@ -163,7 +225,7 @@ def _open_folder(path: Path) -> Checkpoint:
     namer = hf_namer(folder.family, body, head)
     lm_head = namer("unembed.W_U")
     spec = spec_from_hf(folder, tied_by_absence=lm_head not in tensors)
-    tokenizer = tokenizer_from_hf(folder, spec.vocab)
+    tokenizer = _chosen(given, lambda: tokenizer_from_hf(folder, spec.vocab), spec.vocab)
     buffers = [n for n in tensors if n.endswith(folder.family.hf_buffers)]
     ignored = [*buffers, *([lm_head] if spec.tied else [])]
     bound = bind(path.name, spec, namer, tensors, ignored, transposed=folder.family.hf_transposed)
@@ -176,6 +238,7 @@ def _open_folder(path: Path) -> Checkpoint:
         bound,
         rotary_interleaved=folder.family.hf_rotary_interleaved,
         norm_offset=folder.family.hf_norm_offset,
+        given=given,
     )
 
 

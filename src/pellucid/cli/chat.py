@@ -33,6 +33,7 @@ def chat(
     threads: options.Threads = None,
     ctx: options.Ctx = None,
     kv: options.KV = "f16",
+    tokenizer: options.Tokenizer = None,
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
@@ -49,7 +50,7 @@ def chat(
         seed=seed,
         stop=stop,
     )
-    with options.load(model, threads, ctx, kv) as llm:
+    with options.load(model, threads, ctx, kv, tokenizer=tokenizer) as llm:
         if llm.template.source is None:
             raise RequestError(
                 f'{llm.name} has no chat template, so it cannot chat; use: pellucid run -m {model} "text"'

@@ -21,6 +21,14 @@ Model = Annotated[
         help="Name, org/repo[:QUANT], .gguf file or folder; pulled on first use",
     ),
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        envvar="PELLUCID_TOKENIZER",
+        help="Vocabulary instead of the model's own: tokenizer.json, tekken.json, folder, .gguf or org/repo",
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1)
 ]
@@ -43,11 +51,19 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout")]
 
 
-def load(model: str, threads: int | None, ctx: int | None, kv: str, *, prefix_cache: bool = True) -> LLM:
+def load(
+    model: str,
+    threads: int | None,
+    ctx: int | None,
+    kv: str,
+    *,
+    prefix_cache: bool = True,
+    tokenizer: str | None = None,
+) -> LLM:
     """The model that the options ask for."""
     from pellucid.llm import LLM
 
-    return LLM(model, threads=threads, ctx=ctx, kv=kv, prefix_cache=prefix_cache, progress=True)
+    return LLM(model, tokenizer=tokenizer, threads=threads, ctx=ctx, kv=kv, prefix_cache=prefix_cache, progress=True)
 
 
 def sampling(

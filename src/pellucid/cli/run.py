@@ -42,6 +42,7 @@ def run(
     threads: options.Threads = None,
     ctx: options.Ctx = None,
     kv: options.KV = "f16",
+    tokenizer: options.Tokenizer = None,
     as_json: options.Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Counts, times and seed on stderr")] = False,
 ) -> None:
@@ -63,7 +64,7 @@ def run(
     )
     text = read_argument(prompt, 'pellucid run "What is gravity?"', chomp=True)
     started = time.perf_counter()
-    with options.load(model, threads, ctx, kv) as llm:
+    with options.load(model, threads, ctx, kv, tokenizer=tokenizer) as llm:
         loaded = time.perf_counter()
         ids = _tokens(llm, text, system, raw)
         limit = max_tokens if max_tokens is not None else llm.room(len(ids))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pellucid import __version__
+from pellucid.cli import options
 from pellucid.cli.options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def serve(
         list[str] | None,
         typer.Option(envvar="PELLUCID_ALLOWED_HOST", help="Name a proxy may send as Host; may be repeated"),
     ] = None,
+    tokenizer: options.Tokenizer = None,
     threads: Annotated[
         int | None,
         typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1),
@@ -98,11 +100,15 @@ def serve(
     from pellucid.server.limits import Limits
     from pellucid.server.serve import serve as serve_forever
 
+    parity: list[str] = []
+
     def load() -> LLM:
+        from pellucid.cli import verify
         from pellucid.llm import LLM
 
-        return LLM(
+        llm = LLM(
             model,
+            tokenizer=tokenizer,
             threads=threads,
             ctx=ctx,
             kv=kv,
@@ -111,9 +117,13 @@ def serve(
             prefix_cache=prefix_cache,
             seed=seed,
         )
+        if (result := verify.of(llm)) is not None:
+            parity.append("  " + verify.line(result))
+        return llm
 
     def ready(llm: LLM, host: str, port: int) -> None:
-        print(banner(llm, served_model_name or model, host, port, api_key is not None), file=sys.stderr, flush=True)
+        lines = [banner(llm, served_model_name or model, host, port, api_key is not None), *parity]
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
     serve_forever(
         load,

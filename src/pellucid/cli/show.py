@@ -41,6 +41,15 @@ def show(
     template: Annotated[
         bool, typer.Option("--template", help="Print the whole chat template and nothing else")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare token ids and template with the tokenizer.json (or GGUF) at hand; exit code 1: they differ, "
+            "3: nothing to compare",
+        ),
+    ] = False,
+    tokenizer: options.Tokenizer = None,
     as_json: options.Json = False,
 ) -> None:
     """Show a model's card: shapes, parameters, formats, tokenizer, template, memory."""
@@ -56,12 +65,16 @@ def show(
     elif entry is not None:
         entry.check()
         path = entry.path
-    elif row is not None and not template:
+    elif row is not None and not template and not verify:
         _not_here(row, as_json)
         return
     else:
         raise ModelNotFoundError(f"{model} is not here; bring it with `pellucid pull {model}`")
-    with open_checkpoint(path) as checkpoint:
+    given = None if tokenizer is None else pull.resolve_tokenizer(tokenizer)
+    if verify:
+        _verify(path, given, as_json)
+        return
+    with open_checkpoint(path, given) as checkpoint:
         if template:
             print(checkpoint.tokenizer.chat_template or "")
             return
@@ -70,6 +83,15 @@ def show(
         print(json.dumps(about, ensure_ascii=False))
     else:
         _print(about, path)
+
+
+def _verify(path: Path, given: Path | None, as_json: bool) -> None:
+    from pellucid.cli import verify
+    from pellucid.cli.inputs import apart
+
+    result = apart(lambda: verify.certificate(path, given))
+    print(json.dumps(verify.as_dict(result), ensure_ascii=False) if as_json else verify.report(result))
+    raise typer.Exit(verify.exit_code(result))
 
 
 def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: NamedModel | None) -> dict[str, Any]:

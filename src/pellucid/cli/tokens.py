@@ -27,6 +27,7 @@ _COLOURS = ("36", "32", "33", "34")
 def tokens(
     text: Annotated[str | None, typer.Argument(help="The text; - or nothing reads standard input")] = None,
     model: options.Model = options.DEFAULT_MODEL,
+    tokenizer: options.Tokenizer = None,
     chat: Annotated[bool, typer.Option("--chat", help="As a user's message in the model's chat template")] = False,
     system: options.System = None,
     special: Annotated[bool, typer.Option("--special", help="Read spellings of control tokens as tokens")] = False,
@@ -40,16 +41,16 @@ def tokens(
     given = read_argument(text, 'pellucid tokens "The rain, again."')
 
     from pellucid.checkpoint.open import open_checkpoint
-    from pellucid.models.pull import resolve
+    from pellucid.models.pull import resolve, resolve_tokenizer
     from pellucid.text.tokenizer import Tokenizer
 
-    with open_checkpoint(resolve(model)) as checkpoint:
+    with open_checkpoint(resolve(model), None if tokenizer is None else resolve_tokenizer(tokenizer)) as checkpoint:
         source = checkpoint.tokenizer
-        tokenizer = Tokenizer.from_source(source)
+        vocabulary = Tokenizer.from_source(source)
         if chat:
-            shown, infos = apart(lambda: _of_chat(tokenizer, source, given, system))
+            shown, infos = apart(lambda: _of_chat(vocabulary, source, given, system))
         else:
-            shown, infos = given, apart(lambda: tokenizer.explain(given, parse_special=special))
+            shown, infos = given, apart(lambda: vocabulary.explain(given, parse_special=special))
     if as_json:
         print(json.dumps(_as_dict(model, shown, infos), ensure_ascii=False))
     else:

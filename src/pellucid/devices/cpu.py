@@ -87,13 +87,13 @@ class CpuDevice:
             config: as the user gave it; what is open is resolved here.
             progress: called with the number of bytes done.
         """
-        with Loading(source, config) as loading:
-            return cls.of(loading, graph, progress)
+        with Loading(source, config, progress) as loading:
+            return cls.of(loading, graph)
 
     @classmethod
-    def of(cls, loading: Loading, graph: Graph, progress: Callable[[int], None] | None = None) -> CpuDevice:
+    def of(cls, loading: Loading, graph: Graph) -> CpuDevice:
         """Build the device of weights that are being loaded, once they are there."""
-        loading.finish(progress)
+        loading.finish()
         return cls(graph, loading.source.spec, loading.matrices, loading.vectors, loading.config)
 
     def with_config(self, config: EngineConfig) -> CpuDevice:

@@ -1,6 +1,7 @@
 """Weights on their way into the native core, packed by threads of the core while Python does something else.
 
-Law: what the file holds is packed in the order of its weights. Of a mapped file, pages leave memory as soon as they are
+Law: what the file holds is packed in the order of its weights, which a checkpoint gives as they lie in its files, so
+that a slow disk reads on and on. Of a mapped file, pages leave memory as soon as they are
 packed; of weights that had to be copied, at most MOST_COPIED bytes wait.
 """
 
@@ -65,7 +66,7 @@ class WeightSource(Protocol):
         ...
 
     def weights(self) -> Iterator[Weight]:
-        """Every weight, in canonical names and order."""
+        """Every weight, in canonical names, as they lie in the files."""
         ...
 
     def mapped(self, weight: Weight) -> bool:
@@ -89,8 +90,11 @@ class Loading:
     """By canonical name; packed once `finish` has returned."""
     vectors: dict[str, NDArray[np.float32]]
 
-    def __init__(self, source: WeightSource, config: EngineConfig) -> None:
-        """`config` as the user gave it; what is open is resolved here."""
+    def __init__(
+        self, source: WeightSource, config: EngineConfig, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """`config` as the user gave it; what is open is resolved here. `progress` is called, from this thread, with the
+        number of bytes that were packed since it was last."""
         shape = source.spec
         geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
         self.source = source
@@ -98,6 +102,7 @@ class Loading:
         self.matrices, self.vectors = {}, {}
         self._packing: _core.Packing | None = _core.Packing(self.config.threads or 1)
         self._vector_bytes = 0
+        self._progress, self._told = progress, 0
         try:
             self._begin(self._packing)
         except BaseException:
@@ -127,18 +132,23 @@ class Loading:
             self.source.release(weight)
             while packing.unmapped_bytes_left > MOST_COPIED:
                 packing.wait(0.01)
+                self._tell(packing)
         self.matrices[weight.name] = matrix
 
-    def finish(self, progress: Callable[[int], None] | None = None) -> None:
-        """Wait until all is packed. `progress` is called with the number of bytes that were since it was last."""
-        packing, told = self._packing, 0
+    def finish(self) -> None:
+        """Wait until all is packed."""
+        packing = self._packing
         while packing is not None:
             done = packing.wait(0.1)  # Ctrl-C is heard between
-            if progress is not None:
-                progress(packing.bytes_done + self._vector_bytes - told)
-                told = packing.bytes_done + self._vector_bytes
+            self._tell(packing)
             if done:
                 packing = self._packing = None
+
+    def _tell(self, packing: _core.Packing) -> None:
+        if self._progress is not None:
+            now = packing.bytes_done + self._vector_bytes
+            self._progress(now - self._told)
+            self._told = now
 
     def __enter__(self) -> Self:
         return self

@@ -21,15 +21,16 @@ from pellucid.models import quants, registry
 from pellucid.models.sources import HubSource, row_of
 from pellucid.models.store import StoredFile, disk_full, is_full, no_room, size_text
 
+_TOKENIZERS = ("tokenizer.json", "tekken.json")
+_INDEX = "model.safetensors.index.json"
 _SIDE_FILES = (
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    "model.safetensors.index.json",
+    _INDEX,
 )
 _ASIDE = re.compile(r"mmproj|imatrix|(?:^|/)ggml-vocab", re.IGNORECASE)
 _TIMEOUT = 20.0
@@ -123,6 +124,16 @@ def choose(found: Listing, source: HubSource) -> Choice:
     return _safetensors(found, source)
 
 
+def choose_tokenizer(found: Listing, source: HubSource) -> Choice:
+    """The small files of a repository that say how its model reads text. Raises UnsupportedModelError."""
+    if not any(f in found.files for f in _TOKENIZERS):
+        raise UnsupportedModelError(
+            f"{source.repo} has neither {' nor '.join(_TOKENIZERS)}; name the repository of the original model, "
+            "or give a file"
+        )
+    return Choice(source, ".", tuple(f for f in (*_TOKENIZERS, *_SIDE_FILES) if f in found.files and f != _INDEX))
+
+
 def fetch(found: Listing, choice: Choice, folder: Path) -> list[StoredFile]:
     """Bring the chosen files into a folder, going on where an earlier try stopped; returns them with their digests.
 
@@ -195,7 +206,8 @@ def _safetensors(found: Listing, source: HubSource) -> Choice:
     weights = [f for f in found.files if f.endswith(".safetensors") and "/" not in f]
     named = [f for f in weights if f.startswith("model")]
     if weights and "config.json" in found.files:
-        return Choice(source, ".", tuple([f for f in _SIDE_FILES if f in found.files] + sorted(named or weights)))
+        beside = [f for f in (*_TOKENIZERS, *_SIDE_FILES) if f in found.files]
+        return Choice(source, ".", tuple(beside + sorted(named or weights)))
     if any(f.endswith(_PICKLES) for f in found.files):
         raise UnsupportedModelError(
             f"{source.repo} has its weights as pickle files, which can run code and are never read; "

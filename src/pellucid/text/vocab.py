@@ -12,20 +12,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, normalizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 
 from pellucid.errors import ModelFileError, UnsupportedModelError
 from pellucid.models.tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, TokenizerSource
 from pellucid.text.merges import MergeTable
-from pellucid.text.pretokenizers import PRETOKENIZERS
+from pellucid.text.pretokenizers import PRETOKENIZERS, by_pattern
 
 SPACE = "▁"
 """SentencePiece's spelling of a space (U+2581)."""
+
+
+Spelling = Literal["bytes", "spaces", "words"]
+"""How pieces spell text: bytes: in the byte-to-unicode alphabet; spaces: with U+2581 for a space (SentencePiece);
+words: a space comes before each piece that does not go on with a word (WordPiece, a list of words)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,9 @@ class Vocabulary:
     size: int
     piece: Callable[[int], str]
     """Piece of an id below `size`, in the vocabulary's own alphabet."""
-    byte_level: bool
-    """Pieces are in the byte-to-unicode alphabet (else SentencePiece's, with U+2581 for a space)."""
+    spelling: Spelling
+    continues: str
+    """What begins a piece that goes on with a word (WordPiece's ##); "" where nothing marks it."""
     bytes_of: dict[int, int]
     """The byte of each of SentencePiece's byte tokens."""
     added: dict[int, Added]
@@ -63,8 +69,8 @@ class Vocabulary:
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     """Ids that encoding puts before and after a text."""
-    merges: Callable[[], MergeTable]
-    """The merges, for replaying them; made when first asked for."""
+    merges: Callable[[], MergeTable] | None
+    """The merges, for replaying them; made when first asked for. None: pieces are chosen otherwise than by merging."""
     ignore_merges: bool
 
 
@@ -83,10 +89,13 @@ def build_vocabulary(source: TokenizerSource) -> Vocabulary:
 
 
 def _from_bytes(source: TokenizerSource) -> Vocabulary:
-    pre = PRETOKENIZERS.get(source.pre)
+    pre = by_pattern(source.pattern) if source.pattern else PRETOKENIZERS.get(source.pre)
     if pre is None:
         known = ", ".join(sorted(PRETOKENIZERS))
-        raise UnsupportedModelError(f"pre-tokenizer {source.pre!r} is not supported; supported are {known}")
+        raise UnsupportedModelError(
+            f"the file cuts text by the pre-tokenizer {source.pre[:80]!r}, which is not known; give the model's own "
+            f"tokenizer.json, its folder or its repository with --tokenizer. Known are {known}"
+        )
     if source.merges is None:
         raise ModelFileError("a byte-level vocabulary needs its merges (tokenizer.ggml.merges); the file has none")
     vocab = _ids(source.pieces)
@@ -109,7 +118,8 @@ def _from_bytes(source: TokenizerSource) -> Vocabulary:
         middle_engine=None,
         size=len(source.pieces),
         piece=source.pieces.__getitem__,
-        byte_level=True,
+        spelling="bytes",
+        continues="",
         bytes_of={},
         added=added,
         unknown=source.unk_id,
@@ -150,7 +160,8 @@ def _from_sentencepiece(source: TokenizerSource) -> Vocabulary:
         middle_engine=None,
         size=len(pieces),
         piece=pieces.__getitem__,
-        byte_level=False,
+        spelling="spaces",
+        continues="",
         bytes_of={int(index): _byte_of(pieces[index], int(index)) for index in np.flatnonzero(types == BYTE).tolist()},
         added=added,
         unknown=source.unk_id,
@@ -173,12 +184,7 @@ def _from_json(source: TokenizerSource) -> Vocabulary:
         raise ModelFileError(f"{path}: not a tokenizer.json that can be read: {error}") from error
     model: dict[str, Any] = data["model"]
     decoders = {str(part.get("type")): part for part in _parts(data.get("decoder"), "decoders")}
-    byte_level = "ByteLevel" in decoders
-    if not isinstance(engine.model, BPE) or not (byte_level or "ByteFallback" in decoders):
-        raise UnsupportedModelError(
-            f"{path}: a {model.get('type')} tokenizer with decoders {sorted(decoders)} is not supported; "
-            "supported are byte-level BPE and SentencePiece BPE with byte fallback"
-        )
+    spelling = _spelling(path, engine, model, set(decoders))
     engine.no_truncation()
     engine.no_padding()
     added = {
@@ -191,18 +197,23 @@ def _from_json(source: TokenizerSource) -> Vocabulary:
     text_engine.no_truncation()
     text_engine.no_padding()
     text_engine.encode_special_tokens = True
-    vocab = cast(dict[str, int], model["vocab"])
-    pairs = cast(list[Any], model["merges"])
+    vocab = _vocab_of(model)
+    pairs = cast(list[Any], model.get("merges") or [])
     bare = engine.encode("a", add_special_tokens=False).ids
     full = engine.encode("a", add_special_tokens=True).ids
     start = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
     prefix, suffix = tuple(full[:start]), tuple(full[start + len(bare) :])
     declared_prefix, declared_suffix = _edges(source)
     size = 1 + max((*vocab.values(), *added), default=-1)
-    unknown = model.get("unk_token")
+    space = decoders.get("Metaspace", {"prepend_scheme": "never"}).get("prepend_scheme", "always")
 
     def piece(index: int) -> str:
         return engine.id_to_token(index) or ""
+
+    def merges() -> MergeTable:
+        return MergeTable.of_pairs(
+            vocab, [tuple(pair.split(" ", 1)) if isinstance(pair, str) else (pair[0], pair[1]) for pair in pairs]
+        )
 
     return Vocabulary(
         engine=engine,
@@ -210,18 +221,48 @@ def _from_json(source: TokenizerSource) -> Vocabulary:
         middle_engine=_middle_engine(path, data),
         size=size,
         piece=piece,
-        byte_level=byte_level,
-        bytes_of={} if byte_level else {vocab[spelling]: b for b in range(256) if (spelling := _spell(b)) in vocab},
+        spelling=spelling,
+        continues=str(model.get("continuing_subword_prefix") or "") if isinstance(engine.model, WordPiece) else "",
+        bytes_of={vocab[spelled]: b for b in range(256) if (spelled := _spell(b)) in vocab}
+        if spelling == "spaces"
+        else {},
         added=added,
-        unknown=None if unknown is None else vocab.get(unknown),
-        strip_first_space="Strip" in decoders,
+        unknown=_unknown(model, vocab),
+        strip_first_space=spelling == "words" or "Strip" in decoders or space != "never",
         prefix=prefix or declared_prefix,
         suffix=suffix or declared_suffix,
-        merges=lambda: MergeTable.of_pairs(
-            vocab, [tuple(pair.split(" ", 1)) if isinstance(pair, str) else (pair[0], pair[1]) for pair in pairs]
-        ),
+        merges=merges if isinstance(engine.model, BPE) else None,
         ignore_merges=bool(model.get("ignore_merges")),
     )
+
+
+def _spelling(path: Path, engine: Tokenizer, model: dict[str, Any], decoders: set[str]) -> Spelling:
+    """How the pieces of a tokenizer.json spell text, if it is of a kind whose text can be put together again."""
+    if isinstance(engine.model, BPE) and "ByteLevel" in decoders:
+        return "bytes"
+    if isinstance(engine.model, BPE) and "ByteFallback" in decoders:
+        return "spaces"
+    if isinstance(engine.model, Unigram) and decoders & {"Metaspace", "ByteFallback", "Replace"}:
+        return "spaces"
+    if isinstance(engine.model, (WordPiece, WordLevel)) and decoders <= {"WordPiece"}:
+        return "words"
+    raise UnsupportedModelError(
+        f"{path}: a {model.get('type')} tokenizer with decoders {sorted(decoders)} is not supported; supported are "
+        "byte-level BPE, SentencePiece (BPE with byte fallback, Unigram), WordPiece and WordLevel"
+    )
+
+
+def _vocab_of(model: dict[str, Any]) -> dict[str, int]:
+    """Piece → id; Unigram lists (piece, score) by id."""
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        return cast(dict[str, int], vocab)
+    return {str(entry[0]): index for index, entry in enumerate(cast(list[Any], vocab))}
+
+
+def _unknown(model: dict[str, Any], vocab: dict[str, int]) -> int | None:
+    token = model.get("unk_token")
+    return cast("int | None", model.get("unk_id")) if token is None else vocab.get(token)
 
 
 def _middle_engine(path: Path, data: dict[str, Any]) -> Tokenizer | None:
