@@ -33,6 +33,7 @@ Plan::Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int 
     refuse("plan: heads of more than " + std::to_string(kMaxHead) + " values are not supported");
   if (vocab < 1 || context < 1 || max_rows < 1 || arena_row_bytes < 0) refuse("plan: sizes must be positive");
   arena_ = AlignedBuffer(static_cast<size_t>(arena_row_bytes) * static_cast<size_t>(max_rows));
+  scratch_ = AlignedBuffer(static_cast<size_t>(kLinearScratch * pool.threads()));
   const int64_t items = int64_t{kSpreadBelow} * pool.threads();
   const int64_t chunks = (context + kChunk - 1) / kChunk;
   partials_ =
@@ -163,6 +164,7 @@ Frame::Frame(Plan& plan, const Step& s)
       partials(reinterpret_cast<float*>(plan.partials_.data())),
       slots(plan.slots_),
       arena(plan.arena_.data()),
+      scratch(plan.scratch_.data()),
       max_rows(plan.max_rows_),
       vocab(plan.vocab_) {
   const int most = tile_rows(plan.heads_ / kv.kv_heads);

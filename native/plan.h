@@ -109,8 +109,8 @@ struct LinearOp {
   void run(const Frame& f, int thread) const;
 
   int prepare(const Frame& f, int thread, int rows) const;
-  void multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
-                int panel1) const;
+  void multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0, int panel1,
+                int thread) const;
 };
 struct RopeOp {
   int out, x, heads, d_head, half;
@@ -164,7 +164,9 @@ class Plan {
   int threads() const { return pool_.threads(); }
   int vocab() const { return vocab_; }
   int max_rows() const { return max_rows_; }
-  int64_t scratch_bytes() const { return static_cast<int64_t>(arena_.size() + partials_.size()); }
+  int64_t scratch_bytes() const {
+    return static_cast<int64_t>(arena_.size() + scratch_.size() + partials_.size());
+  }
 
  private:
   friend struct Frame;
@@ -175,6 +177,7 @@ class Plan {
   KvLayout kv_;
   int heads_, vocab_, context_, max_rows_;
   AlignedBuffer arena_;
+  AlignedBuffer scratch_;   // of products with many rows, kLinearScratch a thread
   AlignedBuffer partials_;  // of attention whose chunks are spread over threads
   std::vector<Slot> slots_;
   std::vector<PlanOp> ops_;
@@ -193,6 +196,7 @@ struct Frame {
   float* partials;                  // see attend.cpp
   const std::vector<Slot>& slots;
   uint8_t* arena;
+  uint8_t* scratch;
   int max_rows, vocab;
   int64_t* waits = nullptr;  // nanoseconds at meetings inside an op, kWaitStride apart; null: nobody asks
 

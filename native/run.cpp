@@ -120,7 +120,7 @@ int LinearOp::prepare(const Frame& f, int thread, int rows) const {
 }
 
 void LinearOp::multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
-                        int panel1) const {
+                        int panel1, int thread) const {
   const PackedMatrix& m = *part.matrix;
   const int input = m.quantized() ? quant : x;
   LinearArgs a{};
@@ -139,6 +139,7 @@ void LinearOp::multiply(const Frame& f, const LinearPart& part, int shift, int r
     a.residual = f.floats(residual, residual_here ? row + shift : row);
     a.residual_stride = f.stride(residual) / 4;
   }
+  a.scratch = f.scratch + kLinearScratch * thread;
   f.kernels.linear[static_cast<int>(m.format())](a);
 }
 
@@ -155,7 +156,7 @@ void LinearOp::run(const Frame& f, int thread) const {
       const auto [first, end] = share((parts[0].matrix->panels() + 1) / 2, thread, threads);
       if (first == end) continue;
       const int panel1 = std::min(2 * end, parts[0].matrix->panels());
-      for (const LinearPart& part : parts) multiply(f, part, shift, row, count, 2 * first, panel1);
+      for (const LinearPart& part : parts) multiply(f, part, shift, row, count, 2 * first, panel1, thread);
       const int col = 2 * kPanel * first, cols = std::min(panel1 * kPanel, parts[0].matrix->rows()) - col;
       for (int r = row; r < row + count; ++r) {
         float* to = f.floats(parts[0].out, r) + col;
@@ -177,7 +178,7 @@ void LinearOp::run(const Frame& f, int thread) const {
         return static_cast<int>(std::clamp<int64_t>((at + panel - 1) / panel, 0, m.panels()));
       };
       const int first = cut(thread), end = cut(thread + 1);
-      if (first < end) multiply(f, part, shift, row, count, first, end);
+      if (first < end) multiply(f, part, shift, row, count, first, end, thread);
       before += panel * m.panels();
     }
   }

@@ -159,6 +159,10 @@ struct Avx2 {
 
   // Bytes.
   static PELLUCID_INLINE B load_b(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+  }
   static PELLUCID_INLINE B low4(B a) { return mask_b<15>(a); }
   static PELLUCID_INLINE B high4(B a) { return bits<4, 4, 0>(a); }
   template <int from, int count, int to>

@@ -96,6 +96,7 @@ struct Avx512 {
 
   // Bytes.
   static PELLUCID_INLINE B load_b(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) { _mm512_storeu_si512(p, a); }
   static PELLUCID_INLINE B low4(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
   static PELLUCID_INLINE B high4(B a) { return bits<4, 4, 0>(a); }
   template <int from, int count, int to>

@@ -131,6 +131,9 @@ struct Scalar {
     for (int i = 0; i < 64; ++i) r.v[i] = p[i];
     return r;
   }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) {
+    for (int i = 0; i < 64; ++i) p[i] = a.v[i];
+  }
   static PELLUCID_INLINE B low4(B a) {
     for (int i = 0; i < 64; ++i) a.v[i] = a.v[i] & 15;
     return a;
