@@ -49,6 +49,7 @@ struct LinearArgs {
   const float* bias;      // rows floats, or null
   const float* residual;  // or null; may be `out` itself
   int64_t residual_stride;
+  bool packed;       // the last call with this scratch had the same x, tokens, cols and format
   uint8_t* scratch;  // kLinearScratch bytes of this thread, 64-byte aligned; or null, which is slower
 };
 constexpr int64_t kLinearScratch = 1200 << 10;
@@ -83,6 +84,7 @@ struct Kernels {
 const Kernels& scalar_kernels();
 #ifdef PELLUCID_X86
 const Kernels& avx2_kernels();
+const Kernels& avx2_vnni_kernels();
 const Kernels& avx512_kernels();
 #endif
 

@@ -114,11 +114,11 @@ void linear(const LinearArgs& args) {
   }
 }
 
-// Up to a tile of rows unpacks in registers; more expand each panel once.
+// Few rows unpack in registers; more expand each panel once.
 template <class S, class Fmt>
 void linear_quantized(const LinearArgs& args) {
-  if (args.tokens > S::kRowTile && sweeps<Fmt>(args))
-    sweep<S, Fmt>(args);
+  if (Sweep<S, Fmt>::pays(args))
+    Sweep<S, Fmt>::run(args);
   else
     linear<QuantizedTile<S, Fmt>>(args);
 }

@@ -109,8 +109,12 @@ struct LinearOp {
   void run(const Frame& f, int thread) const;
 
   int prepare(const Frame& f, int thread, int rows) const;
-  void multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0, int panel1,
-                int thread) const;
+  // What a thread does at once: rows [row, row + rows), its own copies `shift` rows further on, and panels.
+  struct Share {
+    int shift, row, rows, panel0, panel1, thread;
+    bool packed;  // see LinearArgs
+  };
+  void multiply(const Frame& f, const LinearPart& part, const Share& s) const;
 };
 struct RopeOp {
   int out, x, heads, d_head, half;

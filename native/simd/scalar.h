@@ -20,8 +20,12 @@ struct Scalar {
   struct B {
     uint8_t v[64];
   };
-  static constexpr int kRowTile = 2;       // rows of activations a quantised kernel takes at once
-  static constexpr int kFloatTile = 2;     // the same for float formats
+  static constexpr int kRowTile = 2;    // rows of activations a quantised kernel takes at once
+  static constexpr int kFloatTile = 2;  // the same for float formats
+  using Sweep = Scalar;
+  static constexpr int kSweepFrom = 4;
+  static constexpr int kLanes = 16, kTokens = 4;
+  static constexpr bool kWideDots = true;
   static constexpr int kQueryTile = 1;     // queries that attend together
   static constexpr int kAccumulators = 1;  // sums that attention keeps in registers
 
