@@ -22,7 +22,6 @@ PELLUCID_INLINE void store_rows(const LinearArgs& args, int token, int row, int 
     S::store_n(out, acc, n);
 }
 
-constexpr int kTileStep = 4;      // a tile narrower than that is a multiple of this
 constexpr int kChunkBlocks = 32;  // blocks of 32 k expanded at once: the chunk stays in the first-level cache
 constexpr int kSweepTokens = 192;         // tokens for which a panel is expanded once, at most
 constexpr int kPackedBytes = 1024 << 10;  // their packed activations, which stay in the second-level cache
@@ -37,7 +36,7 @@ constexpr int packed_words(Chain chain) {
 
 struct Scratch {
   alignas(64) uint8_t expanded[kChunkBlocks * expanded_bytes(Chain::two_mins)];
-  alignas(64) float sums[(kSweepTokens + kTileStep) * kPanel];
+  alignas(64) float sums[kSweepTokens * kPanel];
   alignas(64) uint32_t activations[kPackedBytes / 4];
 };
 static_assert(sizeof(Scratch) <= kLinearScratch);
@@ -194,12 +193,12 @@ void sweep_tile(const uint8_t* w, const uint32_t* x, int blocks, float* sums) {
   for (int i = 0; i < NR; ++i) V::store(sums + kPanel * i, acc[i]);
 }
 
-// A tile of n tokens is kTokens wide, or the least multiple of kTileStep that holds them: what `with` gets,
+// A tile of n tokens is kTokens wide, or the least multiple of kTokenStep that holds them: what `with` gets,
 // as a constant.
-template <int width, class With>
+template <int width, int step, class With>
 PELLUCID_INLINE void with_width(int n, const With& with) {
-  if constexpr (width > kTileStep) {
-    if (n <= width - kTileStep) return with_width<width - kTileStep>(n, with);
+  if constexpr (width > step) {
+    if (n <= width - step) return with_width<width - step, step>(n, with);
   }
   with(std::integral_constant<int, width>());
 }
@@ -208,9 +207,9 @@ template <class S, class Fmt>
 struct Sweep {
   using V = typename S::Sweep;
   static constexpr Expansion kForm = Fmt::kForm;
-  static constexpr int kTile = V::kTokens, kFmtBlocks = Fmt::kCols / kBlock;
+  static constexpr int kTile = V::kTokens, kStep = V::kTokenStep, kFmtBlocks = Fmt::kCols / kBlock;
   static constexpr int kWords = packed_words(kForm.chain);
-  static_assert(kTile % kTileStep == 0 && kSweepTokens % kTile == 0 && kChunkBlocks % kFmtBlocks == 0);
+  static_assert(kTile % kStep == 0 && kSweepTokens % kTile == 0 && kChunkBlocks % kFmtBlocks == 0);
 
   // Tokens whose packed activations fit into the scratch.
   static int fit(const LinearArgs& args) {
@@ -239,7 +238,7 @@ struct Sweep {
     const int blocks = args.cols / kBlock;
     for (int t = 0; t < tokens && !packed; t += kTile) {
       const int n = tokens - t < kTile ? tokens - t : kTile;
-      with_width<kTile>(n, [&](auto width) {
+      with_width<kTile, kStep>(n, [&](auto width) {
         pack_tile<S, kForm, width>(args, first + t, n, s.activations + int64_t{t} * blocks * kWords);
       });
     }
@@ -248,13 +247,13 @@ struct Sweep {
     const int chunk = ((blocks + chunks - 1) / chunks + kFmtBlocks - 1) / kFmtBlocks * kFmtBlocks;
     const uint8_t* w = args.w + int64_t{args.panel0} * (blocks / kFmtBlocks) * Fmt::kBytes;
     for (int panel = args.panel0; panel < args.panel1; ++panel) {
-      for (int t = 0; t < tokens + kTileStep - 1; ++t) S::store(s.sums + kPanel * t, S::zero());
+      for (int t = 0; t < (tokens + kStep - 1) / kStep * kStep; ++t) S::store(s.sums + kPanel * t, S::zero());
       for (int b = 0; b < blocks; b += chunk) {
         const int n = blocks - b < chunk ? blocks - b : chunk;
         expand<S, Fmt>(w, n / kFmtBlocks, s.expanded);
         w += n / kFmtBlocks * Fmt::kBytes;
         for (int t = 0; t < tokens; t += kTile)
-          with_width<kTile>(tokens - t, [&](auto width) {
+          with_width<kTile, kStep>(tokens - t, [&](auto width) {
             const uint32_t* x = s.activations + (int64_t{t} * blocks + int64_t{b} * width) * kWords;
             for (int lane = 0; lane < kPanel; lane += V::kLanes)
               sweep_tile<V, kForm.chain, vectors_that_fit<V>(kForm.max_code), width>(

@@ -19,7 +19,7 @@ struct Avx2Half {
   using F = __m256;
   using I = __m256i;
   using B = __m256i;
-  static constexpr int kLanes = 8, kTokens = 12;
+  static constexpr int kLanes = 8, kTokens = 6, kTokenStep = 2;
   // Products are summed by pairs in 16 bits first, as many as fit, and then widened.
   static constexpr bool kWideDots = false;
 

@@ -7,6 +7,7 @@ namespace {
 namespace simd {
 
 struct Avx2VnniHalf : Avx2Half {
+  static constexpr int kTokens = 12, kTokenStep = 4;
   static constexpr bool kWideDots = true;
   static PELLUCID_INLINE I dot(I acc, B w, int32_t a) {
     return _mm256_dpbusd_avx_epi32(acc, w, _mm256_set1_epi32(a));

@@ -17,9 +17,9 @@ struct Avx512 {
   using B = __m512i;
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
-  using Sweep = Avx512;  // what products with many rows work with: kLanes rows, tiles of up to kTokens
+  using Sweep = Avx512;                  // of products with many rows: kLanes rows, kTokens tokens
   static constexpr int kSweepFrom = 12;  // from so many rows on
-  static constexpr int kLanes = 16, kTokens = 12;
+  static constexpr int kLanes = 16, kTokens = 12, kTokenStep = 4;
   static constexpr bool kWideDots = true;   // dot sums 4 products in 32 bits
   static constexpr int kQueryTile = 8;      // queries that attend together
   static constexpr int kAccumulators = 16;  // sums that attention keeps in registers

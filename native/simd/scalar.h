@@ -24,7 +24,7 @@ struct Scalar {
   static constexpr int kFloatTile = 2;  // the same for float formats
   using Sweep = Scalar;
   static constexpr int kSweepFrom = 4;
-  static constexpr int kLanes = 16, kTokens = 4;
+  static constexpr int kLanes = 16, kTokens = 4, kTokenStep = 4;
   static constexpr bool kWideDots = true;
   static constexpr int kQueryTile = 1;     // queries that attend together
   static constexpr int kAccumulators = 1;  // sums that attention keeps in registers
