@@ -37,7 +37,7 @@ class Attention {
         group(op_.heads / frame.kv.kv_heads),
         sets((group + kMaxQueries - 1) / kMaxQueries),
         items(static_cast<int>(frame.tiles.size()) * frame.kv.kv_heads * sets),
-        scratch(frame.scratch + frame.thread_floats * thread_) {}
+        scratch(frame.attention_scratch + frame.thread_floats * thread_) {}
 
   void run() {
     int chunks = 0, queries = 0;

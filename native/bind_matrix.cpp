@@ -169,6 +169,8 @@ auto matrix_linear(const PackedMatrix& matrix, Floats x, std::optional<Vector> b
       args.x_stride = static_cast<int64_t>(matrix.cols()) * 4;
       args.x = reinterpret_cast<const uint8_t*>(x.data());
     }
+    const AlignedBuffer scratch(static_cast<size_t>(kLinearScratch), false);
+    args.scratch = scratch.data();
     table.linear[static_cast<int>(matrix.format())](args);
   }
   return out;
@@ -211,6 +213,8 @@ void raw_linear(const std::string& format_name, Packed packed, int rows, int col
   args.residual = residual ? residual->data() : nullptr;
   args.residual_stride = residual ? residual->stride(0) : 0;
   const nb::gil_scoped_release release;
+  const AlignedBuffer scratch(static_cast<size_t>(kLinearScratch), false);
+  args.scratch = scratch.data();
   table.linear[static_cast<int>(format)](args);
 }
 

@@ -19,11 +19,18 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
+// GCC 12 does not know it by name.
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+
 // __builtin_cpu_supports also asks whether the system saves the wide registers.
 struct Features {
   bool avx2 = __builtin_cpu_supports("avx2");
   bool fma = __builtin_cpu_supports("fma");
   bool f16c = avx2 && has_f16c();
+  bool avx_vnni = avx2 && has_avx_vnni();
   bool bmi2 = __builtin_cpu_supports("bmi2");
   bool avx512f = __builtin_cpu_supports("avx512f");
   bool avx512bw = __builtin_cpu_supports("avx512bw");
@@ -32,6 +39,7 @@ struct Features {
   bool avx512vnni = __builtin_cpu_supports("avx512vnni");
 
   bool set_avx2() const { return avx2 && fma && f16c && bmi2; }
+  bool set_avx2_vnni() const { return set_avx2() && avx_vnni; }
   bool set_avx512() const { return set_avx2() && avx512f && avx512bw && avx512dq && avx512vl && avx512vnni; }
 };
 
@@ -40,7 +48,7 @@ const Features& features() {
   return found;
 }
 
-constexpr const char* kNames[] = {"avx512", "avx2", "scalar", nullptr};
+constexpr const char* kNames[] = {"avx512", "avx2_vnni", "avx2", "scalar", nullptr};
 
 #else
 
@@ -73,6 +81,7 @@ const Kernels& kernels() {
 const Kernels* kernels_for(const char* isa) {
 #ifdef PELLUCID_X86
   if (std::strcmp(isa, "avx512") == 0) return features().set_avx512() ? &avx512_kernels() : nullptr;
+  if (std::strcmp(isa, "avx2_vnni") == 0) return features().set_avx2_vnni() ? &avx2_vnni_kernels() : nullptr;
   if (std::strcmp(isa, "avx2") == 0) return features().set_avx2() ? &avx2_kernels() : nullptr;
 #endif
   return std::strcmp(isa, "scalar") == 0 ? &scalar_kernels() : nullptr;
@@ -84,9 +93,11 @@ const CpuFeature* cpu_features() {
 #ifdef PELLUCID_X86
   static const Features& f = features();
   static const CpuFeature list[] = {
-      {"avx2", f.avx2},         {"fma", f.fma},           {"f16c", f.f16c},
-      {"bmi2", f.bmi2},         {"avx512f", f.avx512f},   {"avx512bw", f.avx512bw},
-      {"avx512dq", f.avx512dq}, {"avx512vl", f.avx512vl}, {"avx512vnni", f.avx512vnni},
+      {"avx2", f.avx2},         {"fma", f.fma},
+      {"f16c", f.f16c},         {"avx_vnni", f.avx_vnni},
+      {"bmi2", f.bmi2},         {"avx512f", f.avx512f},
+      {"avx512bw", f.avx512bw}, {"avx512dq", f.avx512dq},
+      {"avx512vl", f.avx512vl}, {"avx512vnni", f.avx512vnni},
       {nullptr, false},
   };
 #else

@@ -49,7 +49,10 @@ struct LinearArgs {
   const float* bias;      // rows floats, or null
   const float* residual;  // or null; may be `out` itself
   int64_t residual_stride;
+  bool packed;       // the last call with this scratch had the same x, tokens, cols and format
+  uint8_t* scratch;  // kLinearScratch bytes of this thread, 64-byte aligned; or null, which is slower
 };
+constexpr int64_t kLinearScratch = 1200 << 10;
 
 // A quantised row of `cols` activations (a multiple of 32) is cols / 32 of these, padded to 64 bytes: 48
 // bytes together, so that a kernel walks a row with one pointer.
@@ -81,6 +84,7 @@ struct Kernels {
 const Kernels& scalar_kernels();
 #ifdef PELLUCID_X86
 const Kernels& avx2_kernels();
+const Kernels& avx2_vnni_kernels();
 const Kernels& avx512_kernels();
 #endif
 

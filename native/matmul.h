@@ -17,24 +17,13 @@
 #include "formats/q8_k.h"
 #include "formats/ternary.h"
 #include "kernels.h"
+#include "sweep.h"
 
 namespace pellucid {
 namespace {
 
 constexpr int64_t kTokenBytes = 256 << 10;  // activations swept for each panel; they stay in L2
 constexpr int kAhead = 4096;                // bytes the weight stream is fetched ahead
-
-// Store rows [row, row + n) of one token: bias first, then residual.
-template <class S>
-PELLUCID_INLINE void store_rows(const LinearArgs& args, int token, int row, int n, typename S::F acc) {
-  if (args.bias) acc = S::add(S::load_n(args.bias + row, n), acc);
-  if (args.residual) acc = S::add(S::load_n(args.residual + token * args.residual_stride + row, n), acc);
-  float* out = args.out + token * args.out_stride + row;
-  if (n == kPanel)
-    S::store(out, acc);
-  else
-    S::store_n(out, acc, n);
-}
 
 template <class S, class Fmt>
 struct QuantizedTile {
@@ -43,18 +32,18 @@ struct QuantizedTile {
 
   template <int NR>
   static void run(const uint8_t* w, const LinearArgs& args, int token, int row, int n) {
-    typename S::F acc[NR];
+    RowSums<S, NR> sums;
+    sums.a = {args.x + token * args.x_stride, args.x_stride};
     PELLUCID_UNROLL
-    for (int i = 0; i < NR; ++i) acc[i] = S::zero();
-    const Activations a{args.x + token * args.x_stride, args.x_stride};
+    for (int i = 0; i < NR; ++i) sums.acc[i] = S::zero();
     const int64_t blocks = args.cols / Fmt::kCols;
     for (int64_t b = 0; b < blocks; ++b, w += Fmt::kBytes) {
       if constexpr (NR <= 4)
         for (int line = 0; line < Fmt::kBytes; line += 64) prefetch(w + kAhead + line);
-      Fmt::template accumulate<NR>(w, a, b, acc);
+      Fmt::accumulate(w, b, sums);
     }
     PELLUCID_UNROLL
-    for (int i = 0; i < NR; ++i) store_rows<S>(args, token + i, row, n, acc[i]);
+    for (int i = 0; i < NR; ++i) store_rows<S>(args, token + i, row, n, sums.acc[i]);
   }
 };
 
@@ -123,6 +112,15 @@ void linear(const LinearArgs& args) {
       run_rest<Tile, Tile::kMax>(last - token, w, args, token, row, rows);
     }
   }
+}
+
+// Few rows unpack in registers; more expand each panel once.
+template <class S, class Fmt>
+void linear_quantized(const LinearArgs& args) {
+  if (Sweep<S, Fmt>::pays(args))
+    Sweep<S, Fmt>::run(args);
+  else
+    linear<QuantizedTile<S, Fmt>>(args);
 }
 
 template <class Fmt>

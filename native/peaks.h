@@ -25,6 +25,8 @@ int64_t spin(int64_t rounds) {
       for (int i = 0; i < kTile; ++i) acc[i] = S::dot(acc[i], w, load_word(codes + 32 * i + 4 * j));
     }
   }
+  // Unrolled, or the sums of the loop above would live in memory.
+  PELLUCID_UNROLL
   for (int i = 1; i < kTile; ++i) acc[0] = S::add_i(acc[0], acc[i]);
   const int32_t sum = S::reduce_add_i(acc[0]);
   asm volatile("" : : "r"(sum));

@@ -41,6 +41,7 @@ Plan::Plan(Pool& pool, const Kernels& table, const KvLayout& kv, int heads, int 
     refuse("plan: heads of more than " + std::to_string(kMaxHead) + " values are not supported");
   if (vocab < 1 || context < 1 || max_rows < 1 || arena_row_bytes < 0) refuse("plan: sizes must be positive");
   arena_ = AlignedBuffer(static_cast<size_t>(arena_row_bytes) * static_cast<size_t>(max_rows));
+  products_ = AlignedBuffer(static_cast<size_t>(kLinearScratch * pool.threads()));
   const int64_t items = int64_t{kSpreadBelow} * pool.threads();
   const int64_t chunks = (context + kChunk - 1) / kChunk;
   partials_ =
@@ -170,11 +171,12 @@ Frame::Frame(Plan& plan, const Step& s)
       pool(plan.pool_),
       step(s),
       partials(reinterpret_cast<float*>(plan.partials_.data())),
-      scratch(reinterpret_cast<float*>(plan.attention_.data())),
+      attention_scratch(reinterpret_cast<float*>(plan.attention_.data())),
       partial_floats(static_cast<int64_t>(plan.partials_.size() / sizeof(float))),
       thread_floats(floats_of_thread(plan.kv_.d_head)),
       slots(plan.slots_),
       arena(plan.arena_.data()),
+      product_scratch(plan.products_.data()),
       max_rows(plan.max_rows_),
       vocab(plan.vocab_) {
   // As many queries as an item may have, less where that leaves some threads without work.

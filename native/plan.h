@@ -119,8 +119,12 @@ struct LinearOp {
   void run(const Frame& f, int thread) const;
 
   int prepare(const Frame& f, int thread, int rows) const;
-  void multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
-                int panel1) const;
+  // What a thread does at once: rows [row, row + rows), its own copies `shift` rows further on, and panels.
+  struct Share {
+    int shift, row, rows, panel0, panel1, thread;
+    bool packed;  // see LinearArgs
+  };
+  void multiply(const Frame& f, const LinearPart& part, const Share& s) const;
 };
 struct RopeOp {
   int out, x, heads, d_head, half;
@@ -175,7 +179,7 @@ class Plan {
   int vocab() const { return vocab_; }
   int max_rows() const { return max_rows_; }
   int64_t scratch_bytes() const {
-    return static_cast<int64_t>(arena_.size() + partials_.size() + attention_.size());
+    return static_cast<int64_t>(arena_.size() + products_.size() + partials_.size() + attention_.size());
   }
 
  private:
@@ -187,6 +191,7 @@ class Plan {
   KvLayout kv_;
   int heads_, vocab_, context_, max_rows_;
   AlignedBuffer arena_;
+  AlignedBuffer products_;   // of products with many rows, kLinearScratch a thread
   AlignedBuffer partials_;   // of attention whose chunks are spread over threads
   AlignedBuffer attention_;  // what each thread needs for attention
   std::vector<Slot> slots_;
@@ -203,10 +208,11 @@ struct Frame {
   const Step& step;
   std::vector<Tile> tiles, groups;  // to attend, those that see most keys first; of one group of keys each
   // See attend.cpp: for all threads together, and `thread_floats` for each.
-  float *partials, *scratch;
+  float *partials, *attention_scratch;
   int64_t partial_floats, thread_floats;
   const std::vector<Slot>& slots;
   uint8_t* arena;
+  uint8_t* product_scratch;  // kLinearScratch for each thread
   int max_rows, vocab;
   int64_t* waits = nullptr;  // nanoseconds at meetings inside an op, kWaitStride apart; null: nobody asks
 

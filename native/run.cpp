@@ -13,8 +13,12 @@ Range rows_of(const Frame& f, bool selected, int thread) {
   return share(f.count(selected), thread, f.pool.threads());
 }
 
-// Bytes of activations that a pass over the panels keeps in the second-level cache.
-constexpr int64_t kActivationBytes = 512 << 10;
+// Rows whose packed activations pass over all panels of a product.
+constexpr int kRowBlock = 192;
+
+// Pairs of panels of a gated product whose results are still in the second-level cache when the gate is
+// applied.
+constexpr int kGatedPairs = 8;
 
 // Values that every thread computes for itself sooner than it would meet the others: about 2 µs.
 constexpr int64_t kAloneValues = 8 << 10;
@@ -109,26 +113,27 @@ int LinearOp::prepare(const Frame& f, int thread, int rows) const {
   return 0;
 }
 
-void LinearOp::multiply(const Frame& f, const LinearPart& part, int shift, int row, int rows, int panel0,
-                        int panel1) const {
+void LinearOp::multiply(const Frame& f, const LinearPart& part, const Share& s) const {
   const PackedMatrix& m = *part.matrix;
   const int input = m.quantized() ? quant : x;
   LinearArgs a{};
   a.w = m.data();
   a.rows = m.rows();
   a.cols = m.cols();
-  a.panel0 = panel0;
-  a.panel1 = panel1;
-  a.tokens = rows;
-  a.x = f.bytes(input, (m.quantized() ? quant_here : x_here) ? row + shift : row);
+  a.panel0 = s.panel0;
+  a.panel1 = s.panel1;
+  a.tokens = s.rows;
+  a.x = f.bytes(input, (m.quantized() ? quant_here : x_here) ? s.row + s.shift : s.row);
   a.x_stride = f.stride(input);
-  a.out = f.floats(part.out, row);
+  a.out = f.floats(part.out, s.row);
   a.out_stride = f.stride(part.out) / 4;
   a.bias = part.bias;
   if (residual != kNone) {
-    a.residual = f.floats(residual, residual_here ? row + shift : row);
+    a.residual = f.floats(residual, residual_here ? s.row + s.shift : s.row);
     a.residual_stride = f.stride(residual) / 4;
   }
+  a.scratch = f.product_scratch + kLinearScratch * s.thread;
+  a.packed = s.packed;
   f.kernels.linear[static_cast<int>(m.format())](a);
 }
 
@@ -136,23 +141,30 @@ void LinearOp::run(const Frame& f, int thread) const {
   const int rows = f.count(selected), threads = f.pool.threads();
   if (rows == 0) return;
   const int shift = prepare(f, thread, rows);
-  const int64_t widest = std::max(x == kNone ? 0 : f.stride(x), quant == kNone ? 0 : f.stride(quant));
-  const int block = static_cast<int>(std::clamp<int64_t>(kActivationBytes / widest, 32, 1024));
-  for (int row = 0; row < rows; row += block) {
-    const int count = std::min(block, rows - row);
+  for (int row = 0; row < rows; row += kRowBlock) {
+    const int count = std::min(kRowBlock, rows - row);
+    const PackedMatrix* last = nullptr;
+    const auto product = [&](const LinearPart& part, int panel0, int panel1) {
+      const bool packed =
+          last && last->format() == part.matrix->format() && last->cols() == part.matrix->cols();
+      multiply(f, part, {shift, row, count, panel0, panel1, thread, packed});
+      last = part.matrix;
+    };
     if (gated) {
       // The same pairs of panels of both, so that a thread has whole blocks of 32 of the product.
-      const auto [first, end] = share((parts[0].matrix->panels() + 1) / 2, thread, threads);
-      if (first == end) continue;
-      const int panel1 = std::min(2 * end, parts[0].matrix->panels());
-      for (const LinearPart& part : parts) multiply(f, part, shift, row, count, 2 * first, panel1);
-      const int col = 2 * kPanel * first, cols = std::min(panel1 * kPanel, parts[0].matrix->rows()) - col;
-      for (int r = row; r < row + count; ++r) {
-        float* to = f.floats(parts[0].out, r) + col;
-        f.rows.glu(activation, to, f.floats(parts[1].out, r) + col, cols, to);
-        if (out_quant != kNone)
-          f.kernels.quantize(to, cols,
-                             f.bytes(out_quant, r) + col / kBlock * static_cast<int>(sizeof(QuantBlock)));
+      const PackedMatrix& m = *parts[0].matrix;
+      const auto [first, end] = share((m.panels() + 1) / 2, thread, threads);
+      for (int pair = first; pair < end; pair += kGatedPairs) {
+        const int panel0 = 2 * pair, panel1 = std::min(2 * std::min(pair + kGatedPairs, end), m.panels());
+        for (const LinearPart& part : parts) product(part, panel0, panel1);
+        const int col = kPanel * panel0, cols = std::min(panel1 * kPanel, m.rows()) - col;
+        for (int r = row; r < row + count; ++r) {
+          float* to = f.floats(parts[0].out, r) + col;
+          f.rows.glu(activation, to, f.floats(parts[1].out, r) + col, cols, to);
+          if (out_quant != kNone)
+            f.kernels.quantize(to, cols,
+                               f.bytes(out_quant, r) + col / kBlock * static_cast<int>(sizeof(QuantBlock)));
+        }
       }
       continue;
     }
@@ -167,7 +179,7 @@ void LinearOp::run(const Frame& f, int thread) const {
         return static_cast<int>(std::clamp<int64_t>((at + panel - 1) / panel, 0, m.panels()));
       };
       const int first = cut(thread), end = cut(thread + 1);
-      if (first < end) multiply(f, part, shift, row, count, first, end);
+      if (first < end) product(part, first, end);
       before += panel * m.panels();
     }
   }

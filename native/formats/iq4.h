@@ -15,20 +15,20 @@ alignas(16) constexpr uint8_t kUneven[16] = {1,   24,  45,  63,  79,  93,  106, 
 
 PELLUCID_INLINE float uneven(int code) { return static_cast<float>(kUneven[code] - 128); }
 
-template <class S, int NR>
-PELLUCID_INLINE void add_uneven(Dots<S, NR>& dots, const uint8_t* p, const Activations& a, int64_t block) {
-  dots.start128(a, block);
+template <class S, class Dots>
+PELLUCID_INLINE void add_uneven(Dots& dots, const uint8_t* p) {
   PELLUCID_UNROLL
   for (int j = 0; j < 4; ++j) {
     const typename S::B packed = S::load_b(p + 64 * j);
-    dots.add128(S::lookup(kUneven, S::low4(packed)), a, block, j);
-    dots.add128(S::lookup(kUneven, S::high4(packed)), a, block, 4 + j);
+    dots.add128(S::lookup(kUneven, S::low4(packed)), j);
+    dots.add128(S::lookup(kUneven, S::high4(packed)), 4 + j);
   }
 }
 
 template <class S>
 struct IQ4_NL {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::scaled, 7, 255};
   static constexpr int kFileBytes = 18;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -41,18 +41,18 @@ struct IQ4_NL {
     for (int k = 0; k < 32; ++k) out[k] = d * uneven(nibble(p, lane, k));
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    add_uneven(dots, p, a, block);
-    add_scaled(dots, S::load_f16(halves(p + 256)), a, block, acc);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.start128(block);
+    add_uneven<S>(dots, p);
+    sums.add_scaled(dots, S::load_f16(halves(p + 256)), block);
   }
 };
 
 template <class S>
 struct IQ4_XS {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::scaled, 7, 255};
   static constexpr int kFileBytes = 136;
   static constexpr int kBytes = kPanel * kFileBytes;
   static constexpr int kLow = 32, kHigh = kLow + 64, kCodes = kHigh + 32;
@@ -74,16 +74,15 @@ struct IQ4_XS {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     const typename S::F d = S::load_f16(halves(p));
     for (int s = 0; s < 8; ++s) {
       const int64_t b = 8 * block + s;
-      Dots<S, NR> dots;
-      add_uneven(dots, p + kCodes + 256 * s, a, b);
+      auto dots = sums.start128(b);
+      add_uneven<S>(dots, p + kCodes + 256 * s);
       const typename S::I scale = S::sub_i(six_bits<S>(p + kLow, p + kHigh, s), S::set1_i(32));
-      add_scaled(dots, S::mul(d, S::cvt(scale)), a, b, acc);
+      sums.add_scaled(dots, S::mul(d, S::cvt(scale)), b);
     }
   }
 };

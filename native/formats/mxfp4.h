@@ -13,6 +13,7 @@ alignas(16) constexpr uint8_t kE2m1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 1
 template <class S>
 struct MXFP4 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::scaled, 4, 28};
   static constexpr int kFileBytes = 17;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -27,18 +28,16 @@ struct MXFP4 {
     for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(kE2m1[nibble(p, lane, k)] - 16);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.template start<4>(a, block);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.template start<4>(block);
     PELLUCID_UNROLL
     for (int j = 0; j < 4; ++j) {
       const typename S::B packed = S::load_b(p + 64 * j);
-      dots.add(S::lookup(kE2m1, S::low4(packed)), a, block, j);
-      dots.add(S::lookup(kE2m1, S::high4(packed)), a, block, 4 + j);
+      dots.add(S::lookup(kE2m1, S::low4(packed)), j);
+      dots.add(S::lookup(kE2m1, S::high4(packed)), 4 + j);
     }
-    add_scaled(dots, power(S::load_u8_i(p + 256)), a, block, acc);
+    sums.add_scaled(dots, power(S::load_u8_i(p + 256)), block);
   }
 
  private:

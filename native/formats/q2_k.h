@@ -13,6 +13,7 @@ namespace {
 template <class S>
 struct Q2_K {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::two_mins, 0, 45};
   static constexpr int kFileBytes = 84;
   static constexpr int kSub = 128 + 32;
   static constexpr int kBytes = 64 + 8 * kSub;
@@ -41,9 +42,8 @@ struct Q2_K {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     using F = typename S::F;
     using I = typename S::I;
     const F d = S::load_f16(halves(p)), dmin = S::load_f16(halves(p + 32));
@@ -52,45 +52,33 @@ struct Q2_K {
       const int64_t b = 8 * block + s;
       const I both0 = S::load_u8_i(p + 128), both1 = S::load_u8_i(p + 144);
       const I sc0 = S::and_i(both0, S::set1_i(15)), sc1 = S::and_i(both1, S::set1_i(15));
-      Dots<S, NR> dots;
-      dots.zero();
-      if constexpr (NR <= kFewRows) {
-        Dots<S, NR> second;
-        second.zero();
-        dots.template add_pairs<0>(p, a, b);
-        second.template add_pairs<1>(p + 64, a, b);
-        PELLUCID_UNROLL
-        for (int i = 0; i < NR; ++i)
-          dots.v[i] = S::add_i(S::mul_i(dots.v[i], sc0), S::mul_i(second.v[i], sc1));
+      auto dots = sums.start(b);
+      if constexpr (Sums::kProducts) {
+        add_products<0>(dots, sc0, p);
+        add_products<1>(dots, sc1, p + 64);
       } else {
-        add_products<0>(dots, sc0, p, a, b);
-        add_products<1>(dots, sc1, p + 64, a, b);
+        auto second = sums.start(b);
+        add_pairs<S, 0>(dots, p);
+        add_pairs<S, 1>(second, p + 64);
+        dots.weigh(sc0, second, sc1);
       }
       const I mn0 = S::shr_i(both0, 4), mn1 = S::shr_i(both1, 4);
       const F min = S::mul(dmin, S::cvt(mn0)), more = S::mul(dmin, S::cvt(S::sub_i(mn1, mn0)));
-      PELLUCID_UNROLL
-      for (int i = 0; i < NR; ++i) {
-        const QuantBlock& x = a.at(i, b);
-        F part = S::mul(S::cvt(dots.v[i]), d);
-        part = S::fma(min, S::cvt(S::set1_i(x.minus_sum)), part);
-        part = S::fma(more, S::cvt(S::set1_i(x.minus_sum1)), part);
-        acc[i] = S::fma(part, S::set1(x.scale), acc[i]);
-      }
+      sums.add_with_mins(dots, d, min, more, b);
     }
   }
 
  private:
   // Codes times their scale, as bytes.
-  template <int half, int NR>
-  static PELLUCID_INLINE void add_products(Dots<S, NR>& dots, typename S::I scale, const uint8_t* p,
-                                           const Activations& a, int64_t b) {
+  template <int half, class Dots>
+  static PELLUCID_INLINE void add_products(Dots& dots, typename S::I scale, const uint8_t* p) {
     // 0, sc, 2 sc, 3 sc
     const typename S::B table = S::as_bytes(S::mul_i(scale, S::set1_i(0x03020100)));
     const typename S::B pairs = S::load_b(p);
-    dots.add(S::lookup4(table, S::template bits<0, 2, 0>(pairs)), a, b, 4 * half);
-    dots.add(S::lookup4(table, S::template bits<2, 2, 0>(pairs)), a, b, 4 * half + 1);
-    dots.add(S::lookup4(table, S::template bits<4, 2, 0>(pairs)), a, b, 4 * half + 2);
-    dots.add(S::lookup4(table, S::template bits<6, 2, 0>(pairs)), a, b, 4 * half + 3);
+    dots.add(S::lookup4(table, S::template bits<0, 2, 0>(pairs)), 4 * half);
+    dots.add(S::lookup4(table, S::template bits<2, 2, 0>(pairs)), 4 * half + 1);
+    dots.add(S::lookup4(table, S::template bits<4, 2, 0>(pairs)), 4 * half + 2);
+    dots.add(S::lookup4(table, S::template bits<6, 2, 0>(pairs)), 4 * half + 3);
   }
 };
 

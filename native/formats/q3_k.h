@@ -13,6 +13,7 @@ template <class S>
 struct Q3_K {
   using B = typename S::B;
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::scaled, 7, 255};
   static constexpr int kFileBytes = 110;
   static constexpr int kLow = 32, kHigh = kLow + 128, kCodes = kHigh + 64;
   static constexpr int kSub = 128 + 64;
@@ -46,64 +47,57 @@ struct Q3_K {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     using I = typename S::I;
     const typename S::F minus_d = S::sub(S::zero(), S::load_f16(halves(p)));
     const uint8_t* sub = p + kCodes;
     for (int s = 0; s < 8; ++s, sub += kSub) {
       const int64_t b = 8 * block + s;
       const I u0 = six_bits<S>(p + kLow, p + kHigh, 2 * s), u1 = six_bits<S>(p + kLow, p + kHigh, 2 * s + 1);
-      Dots<S, NR> dots;
-      if constexpr (NR <= kFewRows) {
-        // Few rows: products of sums are cheaper than products of codes.
-        Dots<S, NR> second;
-        dots.template start_half<2, 0>(a, b);
-        second.template start_half<2, 1>(a, b);
-        add_codes<0>(dots, sub, a, b);
-        add_codes<1>(second, sub, a, b);
-        const I minus0 = S::sub_i(S::set1_i(32), u0), minus1 = S::sub_i(S::set1_i(32), u1);
-        PELLUCID_UNROLL
-        for (int i = 0; i < NR; ++i)
-          dots.v[i] = S::add_i(S::mul_i(dots.v[i], minus0), S::mul_i(second.v[i], minus1));
+      if constexpr (Sums::kProducts) {
+        auto dots = sums.start128(b);
+        add_products<0>(dots, u0, sub);
+        add_products<1>(dots, u1, sub);
+        sums.add_scaled(dots, minus_d, b);
       } else {
-        dots.start128(a, b);
-        add_products<0>(dots, u0, sub, a, b);
-        add_products<1>(dots, u1, sub, a, b);
+        // Few rows: products of sums are cheaper than products of codes.
+        auto dots = sums.template start_half<2, 0>(b);
+        auto second = sums.template start_half<2, 1>(b);
+        add_codes<0>(dots, sub);
+        add_codes<1>(second, sub);
+        dots.weigh(S::sub_i(S::set1_i(32), u0), second, S::sub_i(S::set1_i(32), u1));
+        sums.add_scaled(dots, minus_d, b);
       }
-      add_scaled(dots, minus_d, a, b, acc);
     }
   }
 
  private:
   static PELLUCID_INLINE int low(const uint8_t* scales, int s) { return scales[s % 8] >> 4 * (s / 8) & 15; }
-  template <int half, int NR>
-  static PELLUCID_INLINE void add_codes(Dots<S, NR>& dots, const uint8_t* sub, const Activations& a,
-                                        int64_t b) {
+  template <int half, class Dots>
+  static PELLUCID_INLINE void add_codes(Dots& dots, const uint8_t* sub) {
     const B pairs = S::load_b(sub + 64 * half), thirds = S::load_b(sub + 128);
     constexpr int j = 4 * half;
-    dots.add(S::or_b(S::template bits<0, 2, 0>(pairs), S::template bits<j, 1, 2>(thirds)), a, b, j);
-    dots.add(S::or_b(S::template bits<2, 2, 0>(pairs), S::template bits<j + 1, 1, 2>(thirds)), a, b, j + 1);
-    dots.add(S::or_b(S::template bits<4, 2, 0>(pairs), S::template bits<j + 2, 1, 2>(thirds)), a, b, j + 2);
-    dots.add(S::or_b(S::template bits<6, 2, 0>(pairs), S::template bits<j + 3, 1, 2>(thirds)), a, b, j + 3);
+    dots.add(S::or_b(S::template bits<0, 2, 0>(pairs), S::template bits<j, 1, 2>(thirds)), j);
+    dots.add(S::or_b(S::template bits<2, 2, 0>(pairs), S::template bits<j + 1, 1, 2>(thirds)), j + 1);
+    dots.add(S::or_b(S::template bits<4, 2, 0>(pairs), S::template bits<j + 2, 1, 2>(thirds)), j + 2);
+    dots.add(S::or_b(S::template bits<6, 2, 0>(pairs), S::template bits<j + 3, 1, 2>(thirds)), j + 3);
   }
 
   // With u = sc + 32, 128 - sc * (q - 4) is the sum of two bytes: for the low pair of q 4u, 3u + 32, 2u + 64
   // or u + 96, for its third bit 0 or 128 - 4u.
-  template <int half, int NR>
-  static PELLUCID_INLINE void add_products(Dots<S, NR>& dots, typename S::I u, const uint8_t* sub,
-                                           const Activations& a, int64_t b) {
+  template <int half, class Dots>
+  static PELLUCID_INLINE void add_products(Dots& dots, typename S::I u, const uint8_t* sub) {
     using I = typename S::I;
     const B low = S::as_bytes(S::add_i(S::mul_i(u, S::set1_i(0x01020304)), S::set1_i(0x60402000)));
     const I third = S::and_i(S::sub_i(S::set1_i(128), S::template shl_i<2>(u)), S::set1_i(255));
     const B high = S::as_bytes(S::template shl_i<8>(third));
     const B pairs = S::load_b(sub + 64 * half), thirds = S::load_b(sub + 128);
     constexpr int j = 4 * half;
-    dots.add128(product<0, j>(low, high, pairs, thirds), a, b, j);
-    dots.add128(product<2, j + 1>(low, high, pairs, thirds), a, b, j + 1);
-    dots.add128(product<4, j + 2>(low, high, pairs, thirds), a, b, j + 2);
-    dots.add128(product<6, j + 3>(low, high, pairs, thirds), a, b, j + 3);
+    dots.add128(product<0, j>(low, high, pairs, thirds), j);
+    dots.add128(product<2, j + 1>(low, high, pairs, thirds), j + 1);
+    dots.add128(product<4, j + 2>(low, high, pairs, thirds), j + 2);
+    dots.add128(product<6, j + 3>(low, high, pairs, thirds), j + 3);
   }
 
   template <int from, int place>

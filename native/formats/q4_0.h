@@ -10,6 +10,7 @@ namespace {
 template <class S>
 struct Q4_0 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::scaled, 3, 15};
   static constexpr int kFileBytes = 18;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -23,13 +24,11 @@ struct Q4_0 {
     for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(nibble(p, lane, k) - 8);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.template start<3>(a, block);
-    dots.add_nibbles(p, a, block);
-    add_scaled(dots, S::load_f16(halves(p + 256)), a, block, acc);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.template start<3>(block);
+    add_nibbles<S>(dots, p);
+    sums.add_scaled(dots, S::load_f16(halves(p + 256)), block);
   }
 };
 

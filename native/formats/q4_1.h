@@ -10,6 +10,7 @@ namespace {
 template <class S>
 struct Q4_1 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::with_min, 0, 15};
   static constexpr int kFileBytes = 20;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -24,14 +25,12 @@ struct Q4_1 {
     for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(nibble(p, lane, k)) + m;
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.zero();
-    dots.add_nibbles(p, a, block);
-    add_scaled(dots, S::load_f16(halves(p + 256)), a, block, acc);
-    add_min<S>(S::load_f16(halves(p + 288)), a, block, acc);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.start(block);
+    add_nibbles<S>(dots, p);
+    sums.add_scaled(dots, S::load_f16(halves(p + 256)), block);
+    sums.add_min(S::load_f16(halves(p + 288)), block);
   }
 };
 

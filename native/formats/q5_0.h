@@ -11,6 +11,7 @@ namespace {
 template <class S>
 struct Q5_0 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::scaled, 4, 31};
   static constexpr int kFileBytes = 22;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -26,13 +27,11 @@ struct Q5_0 {
       out[k] = d * static_cast<float>((nibble(p, lane, k) | bit(p + 256, lane, k) << 4) - 16);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.template start<4>(a, block);
-    dots.add_fives(p, p + 256, a, block);
-    add_scaled(dots, S::load_f16(halves(p + 320)), a, block, acc);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.template start<4>(block);
+    add_fives<S>(dots, p, p + 256);
+    sums.add_scaled(dots, S::load_f16(halves(p + 320)), block);
   }
 };
 

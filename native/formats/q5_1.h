@@ -10,6 +10,7 @@ namespace {
 template <class S>
 struct Q5_1 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::with_min, 0, 31};
   static constexpr int kFileBytes = 24;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -26,14 +27,12 @@ struct Q5_1 {
       out[k] = d * static_cast<float>(nibble(p, lane, k) | bit(p + 256, lane, k) << 4) + m;
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.zero();
-    dots.add_fives(p, p + 256, a, block);
-    add_scaled(dots, S::load_f16(halves(p + 320)), a, block, acc);
-    add_min<S>(S::load_f16(halves(p + 352)), a, block, acc);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.start(block);
+    add_fives<S>(dots, p, p + 256);
+    sums.add_scaled(dots, S::load_f16(halves(p + 320)), block);
+    sums.add_min(S::load_f16(halves(p + 352)), block);
   }
 };
 

@@ -11,6 +11,7 @@ namespace {
 template <class S>
 struct Q5_K {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::with_min, 0, 31};
   static constexpr int kFileBytes = 176;
   static constexpr int kSub = 16 + 16 + 256 + 64;
   static constexpr int kBytes = 64 + 8 * kSub;
@@ -38,19 +39,17 @@ struct Q5_K {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     const typename S::F d = S::load_f16(halves(p));
     const typename S::F minus_dmin = S::sub(S::zero(), S::load_f16(halves(p + 32)));
     p += 64;
     for (int s = 0; s < 8; ++s, p += kSub) {
       const int64_t b = 8 * block + s;
-      Dots<S, NR> dots;
-      dots.zero();
-      dots.add_fives(p + 32, p + 288, a, b);
-      add_scaled(dots, S::mul(d, S::load_u8(p)), a, b, acc);
-      add_min<S>(S::mul(minus_dmin, S::load_u8(p + 16)), a, b, acc);
+      auto dots = sums.start(b);
+      add_fives<S>(dots, p + 32, p + 288);
+      sums.add_scaled(dots, S::mul(d, S::load_u8(p)), b);
+      sums.add_min(S::mul(minus_dmin, S::load_u8(p + 16)), b);
     }
   }
 };

@@ -12,6 +12,7 @@ namespace {
 template <class S>
 struct Q6_K {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::halves, 5, 63};
   static constexpr int kFileBytes = 210;
   static constexpr int kSub = 256 + 128 + 32;
   static constexpr int kBytes = 32 + 8 * kSub;
@@ -40,38 +41,27 @@ struct Q6_K {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     using F = typename S::F;
     const F d = S::load_f16(halves(p));
     p += 32;
     for (int s = 0; s < 8; ++s, p += kSub) {
       const int64_t b = 8 * block + s;
-      F part[NR];
-      {
-        Dots<S, NR> dots;
-        dots.template start_half<5, 0>(a, b);
-        const typename S::B pairs = S::load_b(p + 256);
-        dots.add(S::or_b(S::low4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 0);
-        dots.add(S::or_b(S::low4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 1);
-        dots.add(S::or_b(S::low4(S::load_b(p + 128)), S::template bits<4, 2, 4>(pairs)), a, b, 2);
-        dots.add(S::or_b(S::low4(S::load_b(p + 192)), S::template bits<6, 2, 4>(pairs)), a, b, 3);
-        const F scale = S::mul(d, S::load_i8(signed_bytes(p + 384)));
-        PELLUCID_UNROLL
-        for (int i = 0; i < NR; ++i) part[i] = S::mul(S::cvt(dots.v[i]), scale);
-      }
-      Dots<S, NR> dots;
-      dots.template start_half<5, 1>(a, b);
+      auto first = sums.template start_half<5, 0>(b);
+      const typename S::B low_pairs = S::load_b(p + 256);
+      first.add(S::or_b(S::low4(S::load_b(p)), S::template bits<0, 2, 4>(low_pairs)), 0);
+      first.add(S::or_b(S::low4(S::load_b(p + 64)), S::template bits<2, 2, 4>(low_pairs)), 1);
+      first.add(S::or_b(S::low4(S::load_b(p + 128)), S::template bits<4, 2, 4>(low_pairs)), 2);
+      first.add(S::or_b(S::low4(S::load_b(p + 192)), S::template bits<6, 2, 4>(low_pairs)), 3);
+      const auto part = sums.half(first, S::mul(d, S::load_i8(signed_bytes(p + 384))));
+      auto second = sums.template start_half<5, 1>(b);
       const typename S::B pairs = S::load_b(p + 320);
-      dots.add(S::or_b(S::high4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), a, b, 4);
-      dots.add(S::or_b(S::high4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), a, b, 5);
-      dots.add(S::or_b(S::high4(S::load_b(p + 128)), S::template bits<4, 2, 4>(pairs)), a, b, 6);
-      dots.add(S::or_b(S::high4(S::load_b(p + 192)), S::template bits<6, 2, 4>(pairs)), a, b, 7);
-      const F scale = S::mul(d, S::load_i8(signed_bytes(p + 400)));
-      PELLUCID_UNROLL
-      for (int i = 0; i < NR; ++i)
-        acc[i] = S::fma(S::fma(S::cvt(dots.v[i]), scale, part[i]), S::set1(a.at(i, b).scale), acc[i]);
+      second.add(S::or_b(S::high4(S::load_b(p)), S::template bits<0, 2, 4>(pairs)), 4);
+      second.add(S::or_b(S::high4(S::load_b(p + 64)), S::template bits<2, 2, 4>(pairs)), 5);
+      second.add(S::or_b(S::high4(S::load_b(p + 128)), S::template bits<4, 2, 4>(pairs)), 6);
+      second.add(S::or_b(S::high4(S::load_b(p + 192)), S::template bits<6, 2, 4>(pairs)), 7);
+      sums.add_halves(part, second, S::mul(d, S::load_i8(signed_bytes(p + 400))), b);
     }
   }
 

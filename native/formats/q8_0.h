@@ -10,6 +10,7 @@ namespace {
 template <class S>
 struct Q8_0 {
   static constexpr int kCols = 32;
+  static constexpr Expansion kForm{Chain::scaled, 7, 255};
   static constexpr int kFileBytes = 34;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -23,14 +24,12 @@ struct Q8_0 {
     for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(p[64 * (k / 4) + 4 * lane + k % 4] - 128);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
-    Dots<S, NR> dots;
-    dots.start128(a, block);
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
+    auto dots = sums.start128(block);
     PELLUCID_UNROLL
-    for (int j = 0; j < 8; ++j) dots.add128(S::load_b(p + 64 * j), a, block, j);
-    add_scaled(dots, S::load_f16(halves(p + 512)), a, block, acc);
+    for (int j = 0; j < 8; ++j) dots.add128(S::load_b(p + 64 * j), j);
+    sums.add_scaled(dots, S::load_f16(halves(p + 512)), block);
   }
 };
 

@@ -10,6 +10,7 @@ namespace {
 template <class S>
 struct Q8_K {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::scaled, 7, 255};
   static constexpr int kFileBytes = 292;
   static constexpr int kBytes = 64 + 64 * 64;
 
@@ -24,18 +25,16 @@ struct Q8_K {
       out[k] = d * static_cast<float>(p[64 + 64 * (k / 4) + 4 * lane + k % 4] - 128);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     const typename S::F d = S::load(static_cast<const float*>(static_cast<const void*>(p)));
     p += 64;
     for (int s = 0; s < 8; ++s, p += 512) {
       const int64_t b = 8 * block + s;
-      Dots<S, NR> dots;
-      dots.start128(a, b);
+      auto dots = sums.start128(b);
       PELLUCID_UNROLL
-      for (int j = 0; j < 8; ++j) dots.add128(S::load_b(p + 64 * j), a, b, j);
-      add_scaled(dots, d, a, b, acc);
+      for (int j = 0; j < 8; ++j) dots.add128(S::load_b(p + 64 * j), j);
+      sums.add_scaled(dots, d, b);
     }
   }
 };

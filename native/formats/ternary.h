@@ -12,6 +12,7 @@ namespace {
 template <class S>
 struct TQ2_0 {
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::scaled, 0, 2};
   static constexpr int kFileBytes = 66;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -26,18 +27,16 @@ struct TQ2_0 {
       out[k] = d * static_cast<float>(pair(p + 32 + 128 * (k / 32), lane, k % 32) - 1);
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     const typename S::F d = S::load_f16(halves(p));
     p += 32;
     for (int s = 0; s < 8; ++s, p += 128) {
       const int64_t b = 8 * block + s;
-      Dots<S, NR> dots;
-      dots.template start<0>(a, b);
-      dots.template add_pairs<0>(p, a, b);
-      dots.template add_pairs<1>(p + 64, a, b);
-      add_scaled(dots, d, a, b, acc);
+      auto dots = sums.template start<0>(b);
+      add_pairs<S, 0>(dots, p);
+      add_pairs<S, 1>(dots, p + 64);
+      sums.add_scaled(dots, d, b);
     }
   }
 };
@@ -46,6 +45,7 @@ template <class S>
 struct TQ1_0 {
   using B = typename S::B;
   static constexpr int kCols = 256;
+  static constexpr Expansion kForm{Chain::scaled, 0, 2};
   static constexpr int kFileBytes = 54;
   static constexpr int kBytes = kPanel * kFileBytes;
 
@@ -65,41 +65,37 @@ struct TQ1_0 {
     }
   }
 
-  template <int NR>
-  static PELLUCID_INLINE void accumulate(const uint8_t* p, const Activations& a, int64_t block,
-                                         typename S::F (&acc)[NR]) {
+  template <class Sums>
+  static PELLUCID_INLINE void accumulate(const uint8_t* p, int64_t block, Sums& sums) {
     const typename S::F d = S::load_f16(halves(p));
     int64_t b = 8 * block;
     B first[8];
     PELLUCID_UNROLL
     for (int w = 0; w < 8; ++w) first[w] = S::load_b(p + 32 + 64 * w);
     for (int n = 0; n < 5; ++n, ++b) {
-      Dots<S, NR> dots;
-      dots.template start<0>(a, b);
+      auto dots = sums.template start<0>(b);
       PELLUCID_UNROLL
-      for (int w = 0; w < 8; ++w) dots.add(next(first[w]), a, b, w);
-      add_scaled(dots, d, a, b, acc);
+      for (int w = 0; w < 8; ++w) dots.add(next(first[w]), w);
+      sums.add_scaled(dots, d, b);
     }
     B second[4];
     PELLUCID_UNROLL
     for (int w = 0; w < 4; ++w) second[w] = S::load_b(p + 32 + 64 * (8 + w));
     for (int n = 0; n < 2; ++n, ++b) {
-      Dots<S, NR> dots;
-      dots.template start<0>(a, b);
+      auto dots = sums.template start<0>(b);
       PELLUCID_UNROLL
-      for (int w = 0; w < 4; ++w) dots.add(next(second[w]), a, b, w);
+      for (int w = 0; w < 4; ++w) dots.add(next(second[w]), w);
       PELLUCID_UNROLL
-      for (int w = 0; w < 4; ++w) dots.add(next(second[w]), a, b, 4 + w);
-      add_scaled(dots, d, a, b, acc);
+      for (int w = 0; w < 4; ++w) dots.add(next(second[w]), 4 + w);
+      sums.add_scaled(dots, d, b);
     }
     B last = S::load_b(p + 32 + 64 * 12);
-    Dots<S, NR> dots;
-    dots.template start<0>(a, b);
+    auto dots = sums.template start<0>(b);
     PELLUCID_UNROLL
-    for (int w = 0; w < 4; ++w) dots.add(next(second[w]), a, b, w);
+    for (int w = 0; w < 4; ++w) dots.add(next(second[w]), w);
     PELLUCID_UNROLL
-    for (int w = 4; w < 8; ++w) dots.add(next(last), a, b, w);
-    add_scaled(dots, d, a, b, acc);
+    for (int w = 4; w < 8; ++w) dots.add(next(last), w);
+    sums.add_scaled(dots, d, b);
   }
 
  private:

@@ -14,6 +14,40 @@ alignas(64) constexpr int32_t kLaneMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -
 
 namespace simd {
 
+// Half a vector, 8 weight rows: so a tile of tokens fits into 16 registers.
+struct Avx2Half {
+  using F = __m256;
+  using I = __m256i;
+  using B = __m256i;
+  static constexpr int kLanes = 8, kTokens = 6, kTokenStep = 2;
+  // Products are summed by pairs in 16 bits first, as many as fit, and then widened.
+  static constexpr bool kWideDots = false;
+
+  static PELLUCID_INLINE F set1(float x) { return _mm256_set1_ps(x); }
+  static PELLUCID_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+  static PELLUCID_INLINE void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+  static PELLUCID_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static PELLUCID_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static PELLUCID_INLINE F cvt(I a) { return _mm256_cvtepi32_ps(a); }
+  static PELLUCID_INLINE I set1_i(int32_t x) { return _mm256_set1_epi32(x); }
+  static PELLUCID_INLINE I zero_i() { return _mm256_setzero_si256(); }
+  static PELLUCID_INLINE B load_b(const uint8_t* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(static_cast<const void*>(p)));
+  }
+  // Of weights of at most 127; the signed ones are stored with 128 added.
+  static PELLUCID_INLINE I pairs(B w, int32_t a) { return _mm256_maddubs_epi16(w, _mm256_set1_epi32(a)); }
+  static PELLUCID_INLINE B signed_codes(B w) {
+    return _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+  }
+  static PELLUCID_INLINE I signed_pairs(B w, int32_t a) {
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(a), w));
+  }
+  static PELLUCID_INLINE I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
+  static PELLUCID_INLINE I widen(I acc, I pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+};
+
 struct Avx2 {
   static constexpr const char* kName = "avx2";
   struct F {
@@ -27,6 +61,8 @@ struct Avx2 {
   };
   static constexpr int kRowTile = 4;
   static constexpr int kFloatTile = 2;
+  using Sweep = Avx2Half;                  // what products with many rows work with
+  static constexpr int kSweepFrom = 8;     // from so many rows on
   static constexpr int kQueryTile = 4;     // queries that attend together
   static constexpr int kAccumulators = 4;  // sums that attention keeps in registers
 
@@ -159,6 +195,10 @@ struct Avx2 {
 
   // Bytes.
   static PELLUCID_INLINE B load_b(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+  }
   static PELLUCID_INLINE B low4(B a) { return mask_b<15>(a); }
   static PELLUCID_INLINE B high4(B a) { return bits<4, 4, 0>(a); }
   template <int from, int count, int to>

@@ -17,6 +17,10 @@ struct Avx512 {
   using B = __m512i;
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
+  using Sweep = Avx512;                  // of products with many rows: kLanes rows, kTokens tokens
+  static constexpr int kSweepFrom = 12;  // from so many rows on
+  static constexpr int kLanes = 16, kTokens = 12, kTokenStep = 4;
+  static constexpr bool kWideDots = true;   // dot sums 4 products in 32 bits
   static constexpr int kQueryTile = 8;      // queries that attend together
   static constexpr int kAccumulators = 16;  // sums that attention keeps in registers
 
@@ -96,6 +100,7 @@ struct Avx512 {
 
   // Bytes.
   static PELLUCID_INLINE B load_b(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) { _mm512_storeu_si512(p, a); }
   static PELLUCID_INLINE B low4(B a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
   static PELLUCID_INLINE B high4(B a) { return bits<4, 4, 0>(a); }
   template <int from, int count, int to>

@@ -20,8 +20,12 @@ struct Scalar {
   struct B {
     uint8_t v[64];
   };
-  static constexpr int kRowTile = 2;       // rows of activations a quantised kernel takes at once
-  static constexpr int kFloatTile = 2;     // the same for float formats
+  static constexpr int kRowTile = 2;    // rows of activations a quantised kernel takes at once
+  static constexpr int kFloatTile = 2;  // the same for float formats
+  using Sweep = Scalar;
+  static constexpr int kSweepFrom = 4;
+  static constexpr int kLanes = 16, kTokens = 4, kTokenStep = 4;
+  static constexpr bool kWideDots = true;
   static constexpr int kQueryTile = 1;     // queries that attend together
   static constexpr int kAccumulators = 1;  // sums that attention keeps in registers
 
@@ -130,6 +134,9 @@ struct Scalar {
     B r;
     for (int i = 0; i < 64; ++i) r.v[i] = p[i];
     return r;
+  }
+  static PELLUCID_INLINE void store_b(uint8_t* p, B a) {
+    for (int i = 0; i < 64; ++i) p[i] = a.v[i];
   }
   static PELLUCID_INLINE B low4(B a) {
     for (int i = 0; i < 64; ++i) a.v[i] = a.v[i] & 15;

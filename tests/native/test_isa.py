@@ -54,3 +54,5 @@ def test_what_the_cpu_has() -> None:
         assert features["avx512vnni"]
     if "avx2" in ISAS:
         assert features["avx2"] and features["fma"]
+    if "avx2_vnni" in ISAS:
+        assert features["avx_vnni"]

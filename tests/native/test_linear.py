@@ -54,24 +54,49 @@ def test_products_are_right_and_every_tile_gives_the_same_bits(name: str, isa: s
 def test_instruction_sets_agree_to_the_bit(name: str) -> None:
     cols = 1024 if FORMATS[name].block > 1 else 1023
     matrix = packed(name, weights(name, 49, cols), cols)
-    x = activations(13, cols)
-    bias = activations(1, 49)[0]
-    residual = activations(13, 49)
-    first, *others = (matrix.linear(x, bias, residual, isa=isa) for isa in ISAS)
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    for tokens in (3, 29):
+        x = activations(tokens, cols)
+        bias = activations(1, 49)[0]
+        residual = activations(tokens, 49)
+        first, *others = (matrix.linear(x, bias, residual, isa=isa) for isa in ISAS)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", NAMES)
 def test_many_tokens_are_cut_into_blocks_without_a_trace(name: str, isa: str) -> None:
-    """More activations than are swept at once."""
-    cols = 2048
+    """More activations than are swept at once: at each border of tiles and of blocks of tokens, and none of a tile."""
+    cols = 512
     matrix = packed(name, weights(name, 20, cols), cols)
-    x = activations(150, cols)
-    whole = matrix.linear(x, isa=isa)
-    for a, b in ((0, 1), (1, 64), (64, 150)):
-        np.testing.assert_array_equal(matrix.linear(x[a:b], isa=isa), whole[a:b])
+    x = activations(400, cols)
+    residual = activations(400, 20)
+    few = [matrix.linear(x[t : t + 3], None, residual[t : t + 3], isa=isa) for t in range(0, 399, 3)]
+    want = np.concatenate([*few, matrix.linear(x[399:], None, residual[399:], isa=isa)])
+    for tokens in (4, 8, 9, 11, 12, 13, 16, 17, 23, 24, 25, 47, 95, 97, 191, 192, 193, 205, 383, 385, 400):
+        got = matrix.linear(x[-tokens:], None, residual[-tokens:], isa=isa)
+        np.testing.assert_array_equal(got, want[-tokens:])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_long_rows_are_cut_into_chunks_without_a_trace(name: str, isa: str) -> None:
+    """Around the cols that are expanded at once, and so many that only a few rows fit."""
+    block = FORMATS[name].block
+    for cols, tokens in ((1024 - block, 14), (1024, 14), (1024 + block, 14), (2048 + block, 30), (31 * 256, 105)):
+        matrix = packed(name, weights(name, 17, cols), cols)
+        x = activations(tokens, cols)
+        want = np.concatenate([matrix.linear(x[t : t + 2], isa=isa) for t in range(0, tokens, 2)])
+        np.testing.assert_array_equal(matrix.linear(x, isa=isa), want)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_too_long_to_be_swept(isa: str) -> None:
+    cols, tokens = 96 << 10, 13
+    matrix = packed("q4_1", weights("q4_1", 16, cols), cols)
+    x = activations(tokens, cols)
+    want = np.concatenate([matrix.linear(x[t : t + 1], isa=isa) for t in range(tokens)])
+    np.testing.assert_array_equal(matrix.linear(x, isa=isa), want)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -110,7 +135,7 @@ def test_only_the_asked_panels_are_written(name: str, isa: str) -> None:
 def test_the_result_may_be_added_in_place(isa: str) -> None:
     cols, rows = 64, 33
     matrix = packed("q8_0", weights("q8_0", rows, cols), cols)
-    x, out = activations(9, cols), activations(9, rows)
+    x, out = activations(40, cols), activations(40, rows)
     want = matrix.linear(x, None, out, isa=isa)
     _core.linear("q8_0", matrix.packed, rows, cols, _core.quantize(x, isa), out, residual=out, isa=isa)
     np.testing.assert_array_equal(out, want)
@@ -123,7 +148,7 @@ def test_a_poisoned_row_poisons_itself_alone(name: str, bad: float, isa: str) ->
     cols, rows = 256, 33
     data = weights(name, rows, cols)
     matrix = packed(name, data, cols)
-    x = activations(9, cols)
+    x = activations(14, cols)
     want = matrix.linear(x, isa=isa)
     x[4, 99] = bad
     got = matrix.linear(x, isa=isa)
@@ -144,12 +169,14 @@ def test_the_greatest_codes_do_not_saturate(name: str, isa: str) -> None:
     blocks[::3, :, start:end] = most
     blocks[1::3, :, start:end] = least
     w = format.decode_rows(data).astype(np.float64)
-    x = np.full((4, cols), 3.0, np.float32)
-    x[1] *= -1
-    x[2, ::2] *= -1
-    x[3, ::3] *= -1
+    x = np.full((13, cols), 3.0, np.float32)
+    x[1::4] *= -1
+    x[2::4, ::2] *= -1
+    x[3::4, ::3] *= -1
     seen, _ = rounded(x)
-    got = packed(name, data, cols).linear(x, isa=isa)
+    matrix = packed(name, data, cols)
+    got = matrix.linear(x, isa=isa)
+    np.testing.assert_array_equal(matrix.linear(x[:4], isa=isa), got[:4])
     # Codes and minima cancel nearly whole here, so the bound is that of the largest part.
     assert (np.abs(got - seen @ w.T) <= 1e-5 * np.abs(seen).sum(axis=1)[:, None] * np.abs(w).max()).all()
 
