@@ -203,12 +203,35 @@ PELLUCID_INLINE void with_width(int n, const With& with) {
   with(std::integral_constant<int, width>());
 }
 
+// Tiles of dots: what a sweep does with a tile of tokens, and how their activations lie.
 template <class S, class Fmt>
-struct Sweep {
+struct DotTiles {
   using V = typename S::Sweep;
   static constexpr Expansion kForm = Fmt::kForm;
-  static constexpr int kTile = V::kTokens, kStep = V::kTokenStep, kFmtBlocks = Fmt::kCols / kBlock;
+  static constexpr int kFrom = S::kSweepFrom;  // tokens from which on a sweep pays
+  static constexpr int kTokens = V::kTokens, kStep = V::kTokenStep;
   static constexpr int kWords = packed_words(kForm.chain);
+  static constexpr int kMinus = 0;  // taken off the codes as they are expanded
+
+  // Tokens [token, token + n), all their blocks.
+  static void pack(const LinearArgs& args, int token, int n, uint32_t* out) {
+    with_width<kTokens, kStep>(n, [&](auto width) { pack_tile<S, kForm, width>(args, token, n, out); });
+  }
+
+  // n tokens, packed from x on, with expanded blocks [first, first + blocks); added to sums.
+  void sweep(const uint8_t* w, const uint32_t* x, int first, int blocks, int n, float* sums) {
+    with_width<kTokens, kStep>(n, [&](auto width) {
+      for (int lane = 0; lane < kPanel; lane += V::kLanes)
+        sweep_tile<V, kForm.chain, vectors_that_fit<V>(kForm.max_code), width>(
+            w + 4 * lane, x + int64_t{first} * width * kWords, blocks, sums + lane);
+    });
+  }
+};
+
+template <class S, class Fmt, class Tiles = DotTiles<S, Fmt>>
+struct Sweep {
+  static constexpr int kTile = Tiles::kTokens, kStep = Tiles::kStep, kFmtBlocks = Fmt::kCols / kBlock;
+  static constexpr int kWords = Tiles::kWords;
   static_assert(kTile % kStep == 0 && kSweepTokens % kTile == 0 && kChunkBlocks % kFmtBlocks == 0);
 
   // Tokens whose packed activations fit into the scratch.
@@ -220,28 +243,26 @@ struct Sweep {
 
   // Whether it is possible and sooner done than tile by tile.
   static bool pays(const LinearArgs& args) {
-    return args.scratch && args.tokens >= S::kSweepFrom && fit(args) > 0;
+    return args.scratch && args.tokens >= Tiles::kFrom && fit(args) > 0;
   }
 
   static void run(const LinearArgs& args) {
+    Tiles tiles;
     const int most = fit(args), parts = (args.tokens + most - 1) / most;
     const int step = ((args.tokens + parts - 1) / parts + kTile - 1) / kTile * kTile;
     for (int first = 0; first < args.tokens; first += step)
-      run_tokens(args, first, args.tokens - first < step ? args.tokens - first : step,
+      run_tokens(tiles, args, first, args.tokens - first < step ? args.tokens - first : step,
                  args.packed && parts == 1);
   }
 
  private:
   // All panels of args for the tokens [first, first + tokens).
-  static void run_tokens(const LinearArgs& args, int first, int tokens, bool packed) {
+  static void run_tokens(Tiles& tiles, const LinearArgs& args, int first, int tokens, bool packed) {
     Scratch& s = *static_cast<Scratch*>(static_cast<void*>(args.scratch));
     const int blocks = args.cols / kBlock;
-    for (int t = 0; t < tokens && !packed; t += kTile) {
-      const int n = tokens - t < kTile ? tokens - t : kTile;
-      with_width<kTile, kStep>(n, [&](auto width) {
-        pack_tile<S, kForm, width>(args, first + t, n, s.activations + int64_t{t} * blocks * kWords);
-      });
-    }
+    for (int t = 0; t < tokens && !packed; t += kTile)
+      Tiles::pack(args, first + t, tokens - t < kTile ? tokens - t : kTile,
+                  s.activations + int64_t{t} * blocks * kWords);
     // Chunks of whole blocks of the format, of nearly one size.
     const int chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;
     const int chunk = ((blocks + chunks - 1) / chunks + kFmtBlocks - 1) / kFmtBlocks * kFmtBlocks;
@@ -250,15 +271,11 @@ struct Sweep {
       for (int t = 0; t < (tokens + kStep - 1) / kStep * kStep; ++t) S::store(s.sums + kPanel * t, S::zero());
       for (int b = 0; b < blocks; b += chunk) {
         const int n = blocks - b < chunk ? blocks - b : chunk;
-        expand<S, Fmt>(w, n / kFmtBlocks, s.expanded);
+        expand<S, Fmt, Tiles::kMinus>(w, n / kFmtBlocks, s.expanded);
         w += n / kFmtBlocks * Fmt::kBytes;
         for (int t = 0; t < tokens; t += kTile)
-          with_width<kTile, kStep>(tokens - t, [&](auto width) {
-            const uint32_t* x = s.activations + (int64_t{t} * blocks + int64_t{b} * width) * kWords;
-            for (int lane = 0; lane < kPanel; lane += V::kLanes)
-              sweep_tile<V, kForm.chain, vectors_that_fit<V>(kForm.max_code), width>(
-                  s.expanded + 4 * lane, x, n, s.sums + kPanel * t + lane);
-          });
+          tiles.sweep(s.expanded, s.activations + int64_t{t} * blocks * kWords, b, n,
+                      tokens - t < kTile ? tokens - t : kTile, s.sums + kPanel * t);
       }
       const int row = panel * kPanel;
       const int rows = args.rows - row < kPanel ? args.rows - row : kPanel;

@@ -34,8 +34,9 @@ constexpr int expanded_bytes(Chain chain) {
   return kExpandedScales + 64 * (chain == Chain::scaled ? 1 : chain == Chain::two_mins ? 3 : 2);
 }
 
-// Takes what a format's `accumulate` says, and writes it down at `out`, which is where block 0 goes.
-template <class S, Chain chain>
+// Takes what a format's `accumulate` says, and writes it down at `out`, which is where block 0 goes; `minus`
+// is taken off the codes, which wrap to signed bytes.
+template <class S, Chain chain, int minus>
 struct Expander {
   static constexpr bool kProducts = true;
   static constexpr int kBytes = expanded_bytes(chain);
@@ -43,8 +44,12 @@ struct Expander {
 
   struct Dots {
     uint8_t* to;
-    PELLUCID_INLINE void add(typename S::B w, int j) { S::store_b(to + 64 * j, w); }
-    PELLUCID_INLINE void add128(typename S::B w, int j) { S::store_b(to + 64 * j, w); }
+    PELLUCID_INLINE void add(typename S::B w, int j) {
+      if constexpr (minus != 0)
+        w = S::add_b(w, S::as_bytes(S::set1_i(static_cast<int32_t>(0x01010101u * (256u - minus)))));
+      S::store_b(to + 64 * j, w);
+    }
+    PELLUCID_INLINE void add128(typename S::B w, int j) { add(w, j); }
   };
   struct Half {};
 
@@ -81,9 +86,9 @@ struct Expander {
 };
 
 // `blocks` of Fmt from packed p on, to kCols / 32 expanded blocks each.
-template <class S, class Fmt>
+template <class S, class Fmt, int minus = 0>
 PELLUCID_INLINE void expand(const uint8_t* p, int64_t blocks, uint8_t* out) {
-  Expander<S, Fmt::kForm.chain> to{out};
+  Expander<S, Fmt::kForm.chain, minus> to{out};
   for (int64_t b = 0; b < blocks; ++b, p += Fmt::kBytes) Fmt::accumulate(p, b, to);
 }
 
