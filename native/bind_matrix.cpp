@@ -234,6 +234,12 @@ int64_t spin(int64_t rounds, std::optional<std::string> isa) {
   return table.spin(rounds);
 }
 
+int64_t spin_tiles(int64_t rounds, std::optional<std::string> isa) {
+  const Kernels& table = table_of(isa);
+  const nb::gil_scoped_release release;
+  return table.spin_tiles ? table.spin_tiles(rounds) : 0;
+}
+
 void read_all(Packed data, std::optional<std::string> isa) {
   const Kernels& table = table_of(isa);
   const uint8_t* p = data.data();
@@ -295,6 +301,7 @@ void bind_matrix(nb::module_& m) {
         "panel1"_a = -1);
   m.def("quantize", quantize, "x"_a, "isa"_a = nb::none());
   m.def("spin", spin, "rounds"_a, "isa"_a = nb::none());
+  m.def("spin_tiles", spin_tiles, "rounds"_a, "isa"_a = nb::none());
   m.def("read", read_all, "data"_a, "isa"_a = nb::none());
   m.def("isas", isas);
   m.def("isa", [] { return table_of(std::nullopt).name; });

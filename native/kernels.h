@@ -79,6 +79,8 @@ struct Kernels {
   // The machine's peaks, to hold the others against (peaks.h).
   int64_t (*spin)(int64_t rounds);
   void (*read)(const uint8_t* p, int64_t n);
+  int64_t (*spin_tiles)(int64_t rounds) =
+      nullptr;  // as spin, by matrix instructions; null where there are none
 };
 
 const Kernels& scalar_kernels();
@@ -86,6 +88,9 @@ const Kernels& scalar_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx2_vnni_kernels();
 const Kernels& avx512_kernels();
+#endif
+#ifdef PELLUCID_AMX
+const Kernels& amx_kernels();  // only after the system has granted tiles to this process
 #endif
 
 }  // namespace pellucid
