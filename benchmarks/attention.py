@@ -113,7 +113,7 @@ def peaks(threads: int) -> tuple[float, float]:
     """float32 GFLOPS (NaN where unknown) and GB/s of the machine."""
     with PeakMeter(threads) as meter:
         found = meter.measure(5)
-    return (found.int8 / 4e9 if _core.isa() == "avx512" else float("nan")), found.bandwidth / 1e9
+    return (found.int8 / 4e9 if _core.isa() in ("avx512", "amx") else float("nan")), found.bandwidth / 1e9
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.checkpoint import open_checkpoint
-from pellucid.config import EngineConfig
+from pellucid.config import ISAS, EngineConfig
 from pellucid.devices.base import Batch
 from pellucid.devices.cpu import CpuDevice
 from pellucid.models.decoder import decoder_graph
@@ -72,7 +72,7 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, help="only the first so many chunks")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv", default="f16", choices=("f16", "q8_0"))
-    parser.add_argument("--isa", choices=("scalar", "avx2", "avx512"))
+    parser.add_argument("--isa", choices=ISAS)
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     args = parser.parse_args()
     config = EngineConfig(

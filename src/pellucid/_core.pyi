@@ -72,6 +72,9 @@ def quantize(x: NDArray[np.float32], isa: str | None = None) -> NDArray[np.uint8
 def spin(rounds: int, isa: str | None = None) -> int:
     """Multiply int8 as fast as one core can; returns the multiply-adds done."""
 
+def spin_tiles(rounds: int, isa: str | None = None) -> int:
+    """The same by matrix instructions; 0 where the set has none."""
+
 def read(data: NDArray[np.uint8], isa: str | None = None) -> None:
     """Read the bytes of `data` (n,) in order, as fast as one core can."""
 

@@ -13,7 +13,7 @@ from typing import Literal
 from pellucid.errors import ConfigError
 
 KVFormatName = Literal["f16", "q8_0"]
-ISAS = ("scalar", "avx2", "avx2_vnni", "avx512")
+ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "amx")
 _WHOLE = {
     "threads": True,
     "ctx": True,

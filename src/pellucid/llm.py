@@ -68,7 +68,7 @@ class LLM:
         token_budget: rows of one step, over all sequences.
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
         seed: seed of requests that bring none; None: drawn for each, and recorded on its result.
-        isa: "scalar", "avx2", "avx2_vnni" or "avx512"; None: the best this processor has.
+        isa: "scalar", "avx2", "avx2_vnni", "avx512" or "amx"; None: the best this processor has.
         progress: say on stderr what is pulled and loaded; None: when stderr is a terminal.
 
     Raises:

@@ -72,7 +72,7 @@ def test_an_instruction_set_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PELLUCID_ISA", "sse9")
     (bad,) = [c for c in module.processor(core(isa=lambda: "avx2")) if c.status == "wrong"]
     assert "sse9" in bad.found
-    assert "scalar, avx2, avx2_vnni, avx512" in bad.fix
+    assert "scalar, avx2, avx2_vnni, avx512, amx" in bad.fix
 
 
 def test_an_instruction_set_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,11 @@ class Cell:
                 "values": self.rates,
             },
             "work": {"bytes": self.work.nbytes, "ops": self.work.ops},
-            "peaks": {"bytes_per_second": peak.bandwidth, "int8_ops_per_second": peak.int8},
+            "peaks": {
+                "bytes_per_second": peak.bandwidth,
+                "int8_ops_per_second": peak.int8,
+                "tile_ops_per_second": peak.tiles,
+            },
             "roofline": {"tokens_per_second": self.roofline, "bound": self.work.bound(peak)},
             "share": self.share,
             **({} if self.profile is None else {"profile": self.profile.as_dict()}),

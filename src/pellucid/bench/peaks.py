@@ -31,12 +31,14 @@ class Peaks:
     bandwidth: float
     """Bytes a second."""
     int8: float
-    """Operations a second; a multiply-add is two."""
+    """Operations a second by dot instructions; a multiply-add is two."""
+    tiles: float = 0.0
+    """The same by matrix instructions; 0 where there are none."""
 
     @staticmethod
     def median(peaks: list[Peaks]) -> Peaks:
         """The median of each figure."""
-        return Peaks(median(p.bandwidth for p in peaks), median(p.int8 for p in peaks))
+        return Peaks(median(p.bandwidth for p in peaks), median(p.int8 for p in peaks), median(p.tiles for p in peaks))
 
 
 class PeakMeter:
@@ -62,7 +64,11 @@ class PeakMeter:
         reading = min(self._seconds(self._read) for _ in range(bursts))
         spinning = min(self._seconds(self._spin) for _ in range(bursts))
         products = self._spin(0) * self.threads
-        return Peaks(sum(p.nbytes for p in self._parts) / reading, 2 * products / spinning)
+        bandwidth, int8 = sum(p.nbytes for p in self._parts) / reading, 2 * products / spinning
+        tiled = self._spin_tiles(0) * self.threads
+        if not tiled:
+            return Peaks(bandwidth, int8)
+        return Peaks(bandwidth, int8, 2 * tiled / min(self._seconds(self._spin_tiles) for _ in range(bursts)))
 
     def close(self) -> None:
         """End the threads."""
@@ -82,6 +88,9 @@ class PeakMeter:
 
     def _spin(self, thread: int) -> int:
         return _core.spin(self._rounds, self._isa)
+
+    def _spin_tiles(self, thread: int) -> int:
+        return _core.spin_tiles(self._rounds, self._isa)
 
     def _read(self, thread: int) -> int:
         _core.read(self._parts[thread], self._isa)

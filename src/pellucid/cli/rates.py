@@ -6,6 +6,7 @@ Law: every figure of a table is in the JSON, too. A pipe gets whole lines, howev
 from __future__ import annotations
 
 import sys
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -43,6 +44,9 @@ def show(cells: list[Cell]) -> None:
         rates.add_row(*_row(cell))
     console.print(rates)
     console.print("GB/s and int8 GOPS are the machine's peaks, measured between the repetitions.", style="dim")
+    if tiles := median(cell.peak.tiles for cell in cells):
+        told = f"The roofline is that of dot instructions; matrix instructions (AMX) reach {tiles / 1e9:.0f} GOPS."
+        console.print(told, style="dim")
     for cell in cells:
         if cell.profile is not None:
             _show_profile(console, str(cell.case), cell.profile)
