@@ -17,6 +17,7 @@ struct Item {
   int chunk0 = 0, chunk1 = 0;  // chunks that any query sees, the second not included
   const float* q[kMaxQueries];
   float* out[kMaxQueries];
+  int head[kMaxQueries];
   int first[kMaxQueries], last[kMaxQueries];  // both included
 };
 
@@ -64,7 +65,7 @@ class Attention {
       gather(i, item);
       ++round;
       const int next = round * threads + (round % 2 ? threads - 1 - thread : thread);
-      begin(running, item.n);
+      begin(running, item);
       for (int chunk = item.chunk0; chunk < item.chunk1; ++chunk) {
         const auto [from, to] = attend(
             item, chunk, chunk + 1 < item.chunk1 ? upcoming(i, chunk + 1) : upcoming(next, -1), partial);
@@ -108,7 +109,7 @@ class Attention {
       const int q0 = std::max(begin_query - i * queries, 0), q1 = std::min(end_query - i * queries, item.n);
       if (q0 >= q1) continue;
       const Sums running(scratch, kMaxQueries);
-      begin(running, item.n);
+      begin(running, item);
       for (int chunk = item.chunk0; chunk < item.chunk1; ++chunk) {
         const auto [from, to] = seeing(item, chunk);
         merge(running, partial(i, chunk - item.chunk0), std::max(from, q0), std::min(to, q1));
@@ -140,6 +141,7 @@ class Attention {
       for (int h = 0; h < heads; ++h, ++item.n) {
         item.q[item.n] = f.floats(op.q, r) + at + h * f.kv.d_head;
         item.out[item.n] = f.floats(op.out, r) + at + h * f.kv.d_head;
+        item.head[item.n] = item.kv_head * group + head0 + h;
         item.first[item.n] = first;
         item.last[item.n] = last;
       }
@@ -196,10 +198,14 @@ class Attention {
     return range;
   }
 
-  void begin(const Sums& running, int n) const {
-    std::fill(running.max, running.max + n, -std::numeric_limits<float>::infinity());
-    std::fill(running.sum, running.sum + n, 0.0f);
-    std::fill(running.acc, running.acc + n * f.kv.d_head, 0.0f);
+  // With a sink a query begins as if it had seen a key whose score is the sink and whose value is 0; maxima
+  // are kept times log2(e).
+  void begin(const Sums& running, const Item& item) const {
+    for (int i = 0; i < item.n; ++i) {
+      running.max[i] = op.sinks ? op.sinks[item.head[i]] * kLog2E : -std::numeric_limits<float>::infinity();
+      running.sum[i] = op.sinks ? 1.0f : 0.0f;
+    }
+    std::fill(running.acc, running.acc + item.n * f.kv.d_head, 0.0f);
   }
   void merge(const Sums& to, const Sums& part, int from, int end) const {
     if (from >= end) return;

@@ -67,7 +67,7 @@ void quantize_rows(const Kernels& table, const float* x, int64_t tokens, int col
 }
 
 void require_whole(const PackedMatrix& matrix, const Bytes& data) {
-  require(static_cast<int64_t>(data.shape(0)) == matrix.rows() &&
+  require(static_cast<int64_t>(data.shape(0)) == int64_t{matrix.rows()} * matrix.count() &&
               static_cast<int64_t>(data.shape(1)) == matrix.file_row_bytes(),
           "data must have the matrix's rows, each of its bytes in the file");
 }
@@ -76,7 +76,7 @@ void pack(PackedMatrix& matrix, Bytes data, int threads) {
   require_whole(matrix, data);
   require(threads >= 1 && threads <= 1024, "threads must lie in 1..1024");
   const uint8_t* src = data.data();
-  const int64_t panels = matrix.panels();
+  const int64_t panels = matrix.all_panels();
   const nb::gil_scoped_release release;
   auto part = [&](int i) {
     matrix.pack(src, matrix.file_row_bytes(), static_cast<int>(panels * i / threads),
@@ -129,7 +129,7 @@ class HeldPacking {
 };
 
 auto row(const PackedMatrix& matrix, int index) {
-  if (index < 0 || index >= matrix.rows()) throw nb::index_error("no such row");
+  if (index < 0 || index >= matrix.rows() * matrix.count()) throw nb::index_error("no such row");
   auto out = new_array<float>(matrix.cols());
   matrix.unpack_row(table_of(std::nullopt), index, out.data());
   return out;
@@ -270,14 +270,15 @@ void bind_matrix(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "Matrix")
       .def(
           "__init__",
-          [](PackedMatrix* self, const std::string& format, int rows, int cols, bool huge_pages) {
-            new (self) PackedMatrix(format_named(format), rows, cols, huge_pages);
+          [](PackedMatrix* self, const std::string& format, int rows, int cols, bool huge_pages, int count) {
+            new (self) PackedMatrix(format_named(format), rows, cols, huge_pages, count);
           },
-          "format"_a, "rows"_a, "cols"_a, "huge_pages"_a = true)
+          "format"_a, "rows"_a, "cols"_a, "huge_pages"_a = true, "count"_a = 1)
       .def("pack", pack, "data"_a, "threads"_a = 1)
       .def_prop_ro("format", [](const PackedMatrix& self) { return format_info(self.format()).name; })
       .def_prop_ro("rows", &PackedMatrix::rows)
       .def_prop_ro("cols", &PackedMatrix::cols)
+      .def_prop_ro("count", &PackedMatrix::count)
       .def_prop_ro("nbytes", &PackedMatrix::nbytes)
       .def_prop_ro(
           "packed",

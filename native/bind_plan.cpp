@@ -46,12 +46,20 @@ struct KvStore {
   }
 };
 
-// kind, out, x, y, groups, n, weight, number, gelu, quant
-using StepTuple = std::tuple<int, int, int, int, int, int, int, float, bool, int>;
+// kind, out, x, y, groups, n, weight, number, activation, quant
+using StepTuple = std::tuple<int, int, int, int, int, int, int, float, std::string, int>;
+// out, matrix, bias
+using PartTuple = std::tuple<int, nb::object, int>;
 // out, x, normed, weight, eps, heads, half, cos, sin
 using TurnTuple = std::tuple<int, int, int, int, float, int, int, int, int>;
 
-Activation activation_of(bool gelu) { return gelu ? Activation::gelu_tanh : Activation::silu; }
+// "": none, and the number does not matter.
+Activation activation_of(const std::string& name) {
+  for (int i = 0; i < static_cast<int>(std::size(kActivationNames)); ++i)
+    if (name == kActivationNames[i]) return static_cast<Activation>(i);
+  if (!name.empty()) throw nb::value_error("plan: no such activation");
+  return Activation::silu;
+}
 
 // A plan with the Python objects whose memory it reads.
 struct BoundPlan {
@@ -75,17 +83,21 @@ struct BoundPlan {
   const float* constant(int id) const { return id < 0 ? nullptr : constants.at(static_cast<size_t>(id)); }
   std::vector<RowStep> steps(const std::vector<StepTuple>& tuples) const {
     std::vector<RowStep> found;
-    for (const auto& [kind, out, x, y, groups, n, weight, number, gelu, quant] : tuples) {
+    for (const auto& [kind, out, x, y, groups, n, weight, number, activation, quant] : tuples) {
       if (kind < 0 || kind >= static_cast<int>(std::size(RowStep::kNames)))
         throw nb::value_error("plan: no such kind of step");
       found.push_back({static_cast<RowStep::Kind>(kind), out, x, y, groups, n, constant(weight), number,
-                       activation_of(gelu), quant});
+                       activation_of(activation), quant});
     }
     return found;
   }
   Turn turn(const TurnTuple& tuple) const {
     const auto& [out, x, normed, weight, eps, heads, half, cos, sin] = tuple;
     return {out, x, normed, constant(weight), eps, heads, half, constant(cos), constant(sin)};
+  }
+  LinearPart part(const PartTuple& tuple) {
+    const auto& [out, object, bias] = tuple;
+    return {out, matrix(object), constant(bias)};
   }
   const PackedMatrix* matrix(nb::handle object) {
     matrices.push_back(nb::borrow(object));
@@ -150,19 +162,43 @@ void bind_plan(nb::module_& m) {
                       bool selected) { p.plan.push(RowsOp{p.steps(steps), selected}); })
       .def("linear",
            [](BoundPlan& p, const std::vector<StepTuple>& steps, int x, int quant,
-              const std::vector<std::tuple<int, nb::object, int>>& parts, int residual,
-              const std::string& activation, int out_quant, bool selected) {
-             LinearOp op{p.steps(steps),
-                         x,
-                         quant,
-                         {},
-                         residual,
-                         !activation.empty(),
-                         activation_of(activation == "gelu_tanh"),
-                         out_quant,
-                         selected};
-             for (const auto& [out, matrix, bias] : parts)
-               op.parts.push_back({out, p.matrix(matrix), p.constant(bias)});
+              const std::vector<PartTuple>& parts, int residual, const std::string& activation, int out_quant,
+              bool selected) {
+             LinearOp op{
+                 p.steps(steps), x,       quant, {}, residual, !activation.empty(), activation_of(activation),
+                 out_quant,      selected};
+             for (const PartTuple& part : parts) op.parts.push_back(p.part(part));
+             p.plan.push(std::move(op));
+           })
+      .def("expert_linear",
+           [](BoundPlan& p, const std::vector<StepTuple>& steps, int x, int quant, int chosen,
+              const PartTuple& part, int top, bool shared_x) {
+             p.plan.push(ExpertLinearOp{p.steps(steps), x, quant, chosen, p.part(part), top, shared_x});
+           })
+      .def("experts",
+           [](BoundPlan& p, const std::vector<StepTuple>& steps, int x, int quant, int chosen, int weights,
+              const std::vector<PartTuple>& parts, const std::string& activation, int top, int x_sorted,
+              int quant_sorted, int post_quant, int out) {
+             if (parts.size() != 3) throw nb::value_error("plan: experts have a gate, an up and a down");
+             ExpertsOp op{p.steps(steps),
+                          x,
+                          quant,
+                          chosen,
+                          weights,
+                          p.part(parts[0]),
+                          p.part(parts[1]),
+                          p.part(parts[2]),
+                          activation_of(activation),
+                          top,
+                          x_sorted,
+                          quant_sorted,
+                          post_quant,
+                          out};
+             const PackedMatrix &gate = *op.gate.matrix, &up = *op.up.matrix, &down = *op.down.matrix;
+             if (gate.count() != up.count() || gate.count() != down.count() || top < 1 ||
+                 top > gate.count() || gate.rows() != up.rows() || gate.rows() != down.cols() ||
+                 gate.cols() != up.cols() || gate.cols() != down.rows())
+               throw nb::value_error("plan: the sizes of the experts contradict each other");
              p.plan.push(std::move(op));
            })
       .def("rope",
@@ -176,8 +212,9 @@ void bind_plan(nb::module_& m) {
              p.plan.push(RopeStoreOp{p.turn(turns[0]), p.turn(turns[1]), v, layer});
            })
       .def("attention",
-           [](BoundPlan& p, int out, int q, int layer, int heads, float scale, float cap, int window) {
-             p.plan.push(AttentionOp{out, q, layer, heads, scale, cap, window});
+           [](BoundPlan& p, int out, int q, int layer, int heads, float scale, float cap, int window,
+              int sinks) {
+             p.plan.push(AttentionOp{out, q, layer, heads, scale, cap, window, p.constant(sinks)});
            })
       .def(
           "run",

@@ -67,6 +67,13 @@ static constexpr int64_t quant_row_bytes(int cols) {
   return (static_cast<int64_t>(cols / kBlock) * static_cast<int64_t>(sizeof(QuantBlock)) + 63) / 64 * 64;
 }
 
+// What a mixture of experts does with one row (route.h).
+struct ExpertKernels {
+  float (*sigmoid)(float x);
+  void (*route)(const float* logits, int experts, int top, bool normalized, float* chosen, float* weights);
+  void (*add_scaled)(const float* x, float factor, int n, float* out);
+};
+
 struct Kernels {
   const char* name;
   void (*linear[kFormats])(const LinearArgs&);
@@ -76,6 +83,7 @@ struct Kernels {
   // One row of packed weights as `cols` floats.
   void (*unpack_row[kFormats])(const uint8_t* packed, int rows, int cols, int row, float* out);
   RowKernels rows;
+  ExpertKernels experts;
   // The machine's peaks, to hold the others against (peaks.h).
   int64_t (*spin)(int64_t rounds);
   void (*read)(const uint8_t* p, int64_t n);

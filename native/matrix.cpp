@@ -115,11 +115,25 @@ void repack(Format format, const uint8_t* src, int64_t src_row_bytes, int rows, 
   kRows[static_cast<int>(format)].repack(src, src_row_bytes, rows, cols, panel0, panel1, dst);
 }
 
-PackedMatrix::PackedMatrix(Format format, int rows, int cols, bool huge_pages)
+namespace {
+
+// `count` is checked before anything is multiplied with it.
+size_t all_bytes(Format format, int rows, int cols, int count) {
+  const int64_t each = packed_bytes(format, rows, cols);
+  if (count < 1 || count > INT_MAX / (rows + kPanel))
+    throw std::invalid_argument(std::to_string(count) + " matrices of " + std::to_string(rows) +
+                                " rows are outside what the kernels take");
+  return static_cast<size_t>(each) * static_cast<size_t>(count);
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(Format format, int rows, int cols, bool huge_pages, int count)
     : format_(format),
       rows_(rows),
       cols_(cols),
-      buffer_(static_cast<size_t>(packed_bytes(format, rows, cols)), huge_pages) {}
+      count_(count),
+      buffer_(all_bytes(format, rows, cols, count), huge_pages) {}
 
 int64_t PackedMatrix::file_row_bytes() const {
   const FormatInfo& info = format_info(format_);

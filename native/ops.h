@@ -154,6 +154,17 @@ void activate(Activation kind, const float* x, int n, float* out) {
 template <class S>
 void glu(Activation kind, const float* gate, const float* up, int n, float* out) {
   using F = typename S::F;
+  if (kind == Activation::clamped) {
+    // g · sigmoid(1.702 g) · (u + 1), g at most 7, u within ±7. The bound stands first: then NaN stays NaN.
+    const F one = S::set1(1.0f), bound = S::set1(7.0f);
+    by_16(n, [&](int i, int count) {
+      const F g = S::min(bound, load_upto<S>(gate + i, count));
+      const F u = S::max(S::set1(-7.0f), S::min(bound, load_upto<S>(up + i, count)));
+      const F swish = S::div(g, S::add(one, exp<S>(S::mul(g, S::set1(-1.702f)))));
+      store_upto<S>(out + i, S::mul(swish, S::add(u, one)), count);
+    });
+    return;
+  }
   by_16(n, [&](int i, int count) {
     const F active = activation<S>(kind, load_upto<S>(gate + i, count));
     store_upto<S>(out + i, S::mul(active, load_upto<S>(up + i, count)), count);

@@ -38,8 +38,8 @@ Packing::~Packing() {
 void Packing::add(PackedMatrix& matrix, const uint8_t* src, bool mapped) {
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(Job{&matrix, src, mapped, 0, matrix.panels()});
-    if (!mapped) unmapped_ += matrix.rows() * matrix.file_row_bytes();
+    jobs_.push_back(Job{&matrix, src, mapped, 0, matrix.all_panels()});
+    if (!mapped) unmapped_ += int64_t{matrix.rows()} * matrix.count() * matrix.file_row_bytes();
   }
   more_.notify_all();
 }
@@ -74,11 +74,10 @@ void Packing::work() {
     const int64_t row_bytes = matrix.file_row_bytes();
     const int64_t panels = std::max<int64_t>(1, kChunkBytes / (row_bytes * kPanel));
     const int begin = job.next;
-    const int end = static_cast<int>(std::min<int64_t>(matrix.panels(), begin + panels));
+    const int end = static_cast<int>(std::min<int64_t>(matrix.all_panels(), begin + panels));
     job.next = end;
-    if (end == matrix.panels()) ++open_;
-    const int64_t first = int64_t{begin} * kPanel;
-    const int64_t rows = std::min<int64_t>(int64_t{end} * kPanel, matrix.rows()) - first;
+    if (end == matrix.all_panels()) ++open_;
+    const int64_t first = matrix.first_row(begin), rows = matrix.first_row(end) - first;
     const uint8_t* from = job.src + first * row_bytes;
     const bool mapped = job.mapped;
     const uint8_t* src = job.src;

@@ -73,6 +73,7 @@ std::vector<int> link(std::vector<RowStep>& steps) {
     step.x_here = has(made, step.x);
     step.y_here = has(made, step.y);
     made.push_back(step.out);
+    if (step.kind == RowStep::Kind::route) made.push_back(step.y);
     if (step.quant != kNone) made.push_back(step.quant);
   }
   return made;
@@ -87,6 +88,24 @@ void Plan::push(PlanOp op) {
     linear->x_here = has(made, linear->x);
     linear->quant_here = has(made, linear->quant);
     linear->residual_here = has(made, linear->residual);
+  }
+  if (auto* linear = std::get_if<ExpertLinearOp>(&op)) {
+    const std::vector<int> made = link(linear->steps);
+    linear->x_here = has(made, linear->x);
+    linear->quant_here = has(made, linear->quant);
+    linear->chosen_here = has(made, linear->chosen);
+  }
+  if (auto* experts = std::get_if<ExpertsOp>(&op)) {
+    const std::vector<int> made = link(experts->steps);
+    experts->x_here = has(made, experts->x);
+    experts->quant_here = has(made, experts->quant);
+    experts->chosen_here = has(made, experts->chosen);
+    experts->weights_here = has(made, experts->weights);
+    const int64_t numbers = experts->gate.matrix->count() + 2 + int64_t{2} * max_rows_ * experts->top;
+    if (numbers > sorting_stride_) {
+      sorting_stride_ = (numbers + 15) / 16 * 16;
+      sorting_ = AlignedBuffer(static_cast<size_t>(threads() * sorting_stride_) * sizeof(int32_t));
+    }
   }
   ops_.push_back(std::move(op));
 }
@@ -174,6 +193,8 @@ Frame::Frame(Plan& plan, const Step& s)
       attention_scratch(reinterpret_cast<float*>(plan.attention_.data())),
       partial_floats(static_cast<int64_t>(plan.partials_.size() / sizeof(float))),
       thread_floats(floats_of_thread(plan.kv_.d_head)),
+      sorting(reinterpret_cast<int32_t*>(plan.sorting_.data())),
+      sorting_stride(plan.sorting_stride_),
       slots(plan.slots_),
       arena(plan.arena_.data()),
       product_scratch(plan.products_.data()),

@@ -74,17 +74,20 @@ struct RowStep {
     add,
     activate,
     glu,
+    gate,
+    route,
+    mix,
     quantize,
     select
   };
-  static constexpr const char* kNames[] = {"rms_norm", "layer_norm", "multiply", "shift",
-                                           "scale",    "soft_cap",   "add",      "activate",
-                                           "glu",      "quantize",   "select"};
+  static constexpr const char* kNames[] = {"rms_norm", "layer_norm", "multiply", "shift", "scale",
+                                           "soft_cap", "add",        "activate", "glu",   "gate",
+                                           "route",    "mix",        "quantize", "select"};
   Kind kind;
-  int out, x, y;        // y: the second operand of add and glu
-  int groups, n;        // a row is groups of n values
+  int out, x, y;  // y: the second operand of add, glu, gate and mix; the chosen experts that route makes
+  int groups, n;  // a row is groups of n values; of route: chosen experts, and all of them
   const float* weight;  // of shift: what is added; or null
-  float number;         // epsilon, factor or cap
+  float number;         // epsilon, factor or cap; of route: whether weights are normalized
   Activation activation;
   int quant;                            // where the output goes quantised as well, or kNone
   bool x_here = false, y_here = false;  // made by an earlier step of the same op
@@ -97,15 +100,20 @@ struct RowsOp {
   bool selected;
   void run(const Frame& f, int thread) const;
 };
+
+// Does the steps of an op: with few rows every thread for itself, its copies of what they make in rows of the
+// same slots that the step leaves free, else each for its share of the rows, and they meet. Returns how far
+// from their rows this thread's copies lie.
+int prepare(const Frame& f, const std::vector<RowStep>& steps, int thread, int rows);
+
 struct LinearPart {
   int out;
   const PackedMatrix* matrix;
   const float* bias;  // or null
 };
 
-// The steps, then the products of what they leave. With few rows every thread does the steps for itself: its
-// copies of what they make lie in rows of the same slots that the step leaves free, and the first thread's
-// copy is the one that others read.
+// The steps, then the products of what they leave. What several threads made is read by others in the first
+// one's copy.
 struct LinearOp {
   std::vector<RowStep> steps;
   int x, quant;  // floats, and the same quantised where a part's format asks for it
@@ -118,13 +126,36 @@ struct LinearOp {
   bool x_here = false, quant_here = false, residual_here = false;  // made by a step
   void run(const Frame& f, int thread) const;
 
-  int prepare(const Frame& f, int thread, int rows) const;
   // What a thread does at once: rows [row, row + rows), its own copies `shift` rows further on, and panels.
   struct Share {
     int shift, row, rows, panel0, panel1, thread;
     bool packed;  // see LinearArgs
   };
   void multiply(const Frame& f, const LinearPart& part, const Share& s) const;
+};
+// The products of each row with the experts chosen for it; the part's rows hold them one behind the other.
+struct ExpertLinearOp {
+  std::vector<RowStep> steps;
+  int x, quant, chosen;
+  LinearPart part;
+  int top;        // chosen experts a row
+  bool shared_x;  // all of a row's experts read the same x, else each its own
+  bool x_here = false, quant_here = false, chosen_here = false;
+  void run(const Frame& f, int thread) const;
+};
+// The whole of a mixture: out = sum over a row's experts of weight * (down · glu(gate · x, up · x)). Between
+// are rows for each pair of a row and an expert, sorted by experts.
+struct ExpertsOp {
+  std::vector<RowStep> steps;
+  int x, quant, chosen, weights;
+  LinearPart gate, up, down;
+  Activation activation;
+  int top;
+  int x_sorted, quant_sorted;  // the rows that experts read, where there are several; or kNone
+  int post_quant;              // glu's result, quantised, or kNone
+  int out;
+  bool x_here = false, quant_here = false, chosen_here = false, weights_here = false;
+  void run(const Frame& f, int thread) const;
 };
 struct RopeOp {
   int out, x, heads, d_head, half;
@@ -153,9 +184,11 @@ struct AttentionOp {
   int out, q, layer, heads;
   float scale, cap;
   int window;
+  const float* sinks;  // one a head, or null
   void run(const Frame& f, int thread) const;
 };
-using PlanOp = std::variant<EmbedOp, RowsOp, LinearOp, RopeOp, StoreOp, RopeStoreOp, AttentionOp>;
+using PlanOp = std::variant<EmbedOp, RowsOp, LinearOp, ExpertLinearOp, ExpertsOp, RopeOp, StoreOp,
+                            RopeStoreOp, AttentionOp>;
 
 class Plan {
  public:
@@ -179,7 +212,8 @@ class Plan {
   int vocab() const { return vocab_; }
   int max_rows() const { return max_rows_; }
   int64_t scratch_bytes() const {
-    return static_cast<int64_t>(arena_.size() + products_.size() + partials_.size() + attention_.size());
+    return static_cast<int64_t>(arena_.size() + products_.size() + partials_.size() + attention_.size() +
+                                sorting_.size());
   }
 
  private:
@@ -194,6 +228,8 @@ class Plan {
   AlignedBuffer products_;   // of products with many rows, kLinearScratch a thread
   AlignedBuffer partials_;   // of attention whose chunks are spread over threads
   AlignedBuffer attention_;  // what each thread needs for attention
+  AlignedBuffer sorting_;    // of rows by experts; see experts.cpp
+  int64_t sorting_stride_ = 0;
   std::vector<Slot> slots_;
   std::vector<PlanOp> ops_;
   std::vector<std::unique_ptr<std::vector<float>>> constants_;
@@ -210,6 +246,8 @@ struct Frame {
   // See attend.cpp: for all threads together, and `thread_floats` for each.
   float *partials, *attention_scratch;
   int64_t partial_floats, thread_floats;
+  int32_t* sorting;  // a thread's own part of it is sorting_stride numbers
+  int64_t sorting_stride;
   const std::vector<Slot>& slots;
   uint8_t* arena;
   uint8_t* product_scratch;  // kLinearScratch for each thread
@@ -232,6 +270,16 @@ struct Frame {
   }
   float* floats(int slot, int row) const { return reinterpret_cast<float*>(bytes(slot, row)); }
 };
+
+// out = the sum of weights[j] * x(j), n values each, in the order of j.
+template <class X>
+void mix(const Frame& f, const float* weights, int count, int n, float* out, X&& x) {
+  f.rows.scale(x(0), weights[0], n, out);
+  for (int j = 1; j < count; ++j) f.kernels.experts.add_scaled(x(j), weights[j], n, out);
+}
+
+// Rows whose packed activations pass over all panels of a product.
+constexpr int kRowBlock = 192;
 
 constexpr int kWaitStride = 8;
 constexpr int kSpreadBelow =

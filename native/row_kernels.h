@@ -7,7 +7,8 @@
 
 namespace pellucid {
 
-enum class Activation : int { silu, gelu_tanh };
+enum class Activation : int { silu, gelu_tanh, clamped };  // clamped: of glu only
+constexpr const char* kActivationNames[] = {"silu", "gelu_tanh", "clamped"};
 
 constexpr int kChunk = 256;       // keys that attention takes between two rescalings
 constexpr int kMaxQueries = 128;  // queries that attend together

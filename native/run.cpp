@@ -13,9 +13,6 @@ Range rows_of(const Frame& f, bool selected, int thread) {
   return share(f.count(selected), thread, f.pool.threads());
 }
 
-// Rows whose packed activations pass over all panels of a product.
-constexpr int kRowBlock = 192;
-
 // Pairs of panels of a gated product whose results are still in the second-level cache when the gate is
 // applied.
 constexpr int kGatedPairs = 8;
@@ -48,7 +45,8 @@ void RowStep::run(const Frame& f, int r, int shift) const {
   const int from = kind == Kind::select ? f.step.logit_rows[r] : r;
   const float* a = f.floats(x, x_here ? from + shift : from);
   if (kind == Kind::quantize) {
-    f.kernels.quantize(a, n, f.bytes(out, r + shift));
+    uint8_t* row = f.bytes(out, r + shift);
+    for (int g = 0; g < groups; ++g) f.kernels.quantize(a + int64_t{g} * n, n, row + g * quant_row_bytes(n));
     return;
   }
   float* to = f.floats(out, r + shift);
@@ -80,13 +78,22 @@ void RowStep::run(const Frame& f, int r, int shift) const {
     case Kind::glu:
       f.rows.glu(activation, a, f.floats(y, y_here ? r + shift : r), groups * n, to);
       break;
+    case Kind::gate:
+      f.rows.scale(a, f.kernels.experts.sigmoid(*f.floats(y, y_here ? r + shift : r)), groups * n, to);
+      break;
+    case Kind::route:
+      f.kernels.experts.route(a, n, groups, number != 0.0f, f.floats(y, r + shift), to);
+      break;
+    case Kind::mix:
+      mix(f, f.floats(y, y_here ? r + shift : r), groups, n, to, [&](int j) { return a + int64_t{j} * n; });
+      break;
     case Kind::select:
       std::copy(a, a + groups * n, to);
       break;
     case Kind::quantize:
       break;
   }
-  if (quant != kNone) f.kernels.quantize(to, groups * n, f.bytes(quant, r + shift));
+  if (quant != kNone) f.kernels.quantize(to, kind == Kind::mix ? n : groups * n, f.bytes(quant, r + shift));
 }
 
 void RowsOp::run(const Frame& f, int thread) const {
@@ -95,8 +102,7 @@ void RowsOp::run(const Frame& f, int thread) const {
     for (const RowStep& step : steps) step.run(f, r, 0);
 }
 
-// Does the steps; returns how far from their rows this thread's copies lie.
-int LinearOp::prepare(const Frame& f, int thread, int rows) const {
+int prepare(const Frame& f, const std::vector<RowStep>& steps, int thread, int rows) {
   if (steps.empty()) return 0;
   int64_t values = 0;
   for (const RowStep& step : steps) values += int64_t{step.groups} * step.n;
@@ -140,7 +146,7 @@ void LinearOp::multiply(const Frame& f, const LinearPart& part, const Share& s) 
 void LinearOp::run(const Frame& f, int thread) const {
   const int rows = f.count(selected), threads = f.pool.threads();
   if (rows == 0) return;
-  const int shift = prepare(f, thread, rows);
+  const int shift = prepare(f, steps, thread, rows);
   for (int row = 0; row < rows; row += kRowBlock) {
     const int count = std::min(kRowBlock, rows - row);
     const PackedMatrix* last = nullptr;

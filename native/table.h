@@ -6,6 +6,7 @@
 #include "matmul.h"
 #include "peaks.h"
 #include "quantize.h"
+#include "route.h"
 
 namespace pellucid {
 namespace {
@@ -30,6 +31,7 @@ constexpr Kernels make_table() {
                      unpack_quantized<IQ4_XS<S>>, unpack_quantized<MXFP4<S>>, unpack_quantized<TQ1_0<S>>,
                      unpack_quantized<TQ2_0<S>>},
       .rows = row_kernels<S>(),
+      .experts = expert_kernels<S>(),
       .spin = spin<S>,
       .read = read<S>,
   };

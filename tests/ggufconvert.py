@@ -7,6 +7,7 @@ permuted, transposed or scaled is written down here apart from the importers, so
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -18,7 +19,8 @@ from pellucid.formats import FORMATS
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma2": "gemma2", "phi3": "phi3", "granite": "granite",
     "olmo2": "olmo2", "smollm3": "smollm3", "starcoder2": "starcoder2", "gpt2": "gpt2", "cohere": "command-r",
-    "cohere2": "cohere2",
+    "cohere2": "cohere2", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
+    "gpt_oss": "gpt-oss",
 }  # fmt: skip
 PERMUTED = ("llama", "granite", "smollm3")
 """Architectures whose runtime turns neighbouring values while Hugging Face's turns halves."""
@@ -36,7 +38,7 @@ def convert(folder: Path, path: Path, fmt: str = "f32") -> Path:
     names = gguf.get_tensor_name_map(arch, n_layers)
     heads = config.get("num_attention_heads", config.get("n_head"))
     kv_heads = config.get("num_key_value_heads") or heads
-    for hf_name, values in load_file(folder / "model.safetensors").items():
+    for hf_name, values in _experts(load_file(folder / "model.safetensors")).items():
         found = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert found is not None, hf_name
         if name in PERMUTED and ("q_proj" in hf_name or "k_proj" in hf_name):
@@ -46,17 +48,61 @@ def convert(folder: Path, path: Path, fmt: str = "f32") -> Path:
             values = values.T
         if name.startswith("gemma") and hf_name.endswith("norm.weight"):
             values = values + 1
+        if values.dtype == np.uint8:
+            writer.add_tensor(found, values, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            continue
+        if hf_name.endswith("shared_expert_gate.weight"):
+            values = values[0]
         values = np.ascontiguousarray(values)
-        if values.ndim == 1 or "norm" in hf_name or fmt == "f32":
+        if values.ndim == 1 or "norm" in hf_name or hf_name.endswith(".bias") or fmt == "f32":
             writer.add_tensor(found, values)
         else:
             kind = gguf.GGMLQuantizationType(FORMATS[fmt].ggml_type)
-            writer.add_tensor(found, FORMATS[fmt].encode_rows(values), raw_dtype=kind)
+            rows = FORMATS[fmt].encode_rows(values.reshape(-1, values.shape[-1]))
+            writer.add_tensor(found, rows.reshape(*values.shape[:-1], -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts' tensors put together; what gpt-oss keeps gate by up, turned, or as codes beside exponents, apart."""
+    out: dict[str, np.ndarray] = {}
+    for name in sorted(tensors):
+        values = tensors[name]
+        if (at := re.match(r"(.*\.experts)\.(\d+)\.(.*)", name)) is not None:
+            whole = f"{at[1]}.{at[3]}"
+            if at[2] == "0":
+                count = sum(n.startswith(at[1]) and n.endswith(at[3]) for n in tensors)
+                out[whole] = np.stack([tensors[f"{at[1]}.{i}.{at[3]}"] for i in range(count)])
+            continue
+        if ".experts." not in name:
+            out[name + ".weight" if name.endswith("sinks") else name] = values
+            continue
+        if name.endswith("_scales"):
+            continue
+        if name.endswith("_blocks"):
+            values = _mxfp4(values, tensors[name.replace("_blocks", "_scales")])
+        elif not name.endswith("_bias"):
+            values = values.swapaxes(1, 2)
+        stem = name.removesuffix("_blocks").removesuffix("_bias")
+        end = ".bias" if name.endswith("_bias") else ".weight"
+        if "gate_up_proj" in stem:
+            out[stem.replace("gate_up_proj", "gate_proj") + end] = values[:, ::2]
+            out[stem.replace("gate_up_proj", "up_proj") + end] = values[:, 1::2]
+        else:
+            out[stem + end] = values
+    return out
+
+
+def _mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The vendor's (…, blocks, 16) codes, low nibble first, as ggml's blocks of 17 bytes."""
+    codes = np.empty((*blocks.shape[:-1], 32), np.uint8)
+    codes[..., 0::2], codes[..., 1::2] = blocks & 15, blocks >> 4
+    joined = np.concatenate([scales[..., None], codes[..., :16] | codes[..., 16:] << 4], axis=-1)
+    return joined.reshape(*blocks.shape[:-2], -1)
 
 
 def _keys(w: gguf.GGUFWriter, name: str, config: dict, n_layers: int) -> None:
@@ -74,6 +120,13 @@ def _keys(w: gguf.GGUFWriter, name: str, config: dict, n_layers: int) -> None:
         w.add_layer_norm_rms_eps(eps)
     if eps := get("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
         w.add_layer_norm_eps(eps)
+    if experts := get("num_experts", "num_local_experts"):
+        w.add_expert_count(experts)
+        w.add_expert_used_count(get("num_experts_per_tok"))
+    if name in ("qwen2moe", "qwen3moe", "gpt-oss"):
+        w.add_expert_feed_forward_length(get("moe_intermediate_size", "intermediate_size"))
+    if shared := get("shared_expert_intermediate_size"):
+        w.add_expert_shared_feed_forward_length(shared)
     head = get("head_dim") or width // heads
     if get("head_dim"):
         w.add_key_length(head)

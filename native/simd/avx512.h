@@ -18,7 +18,7 @@ struct Avx512 {
   static constexpr int kRowTile = 8;
   static constexpr int kFloatTile = 8;
   using Sweep = Avx512;                  // of products with many rows: kLanes rows, kTokens tokens
-  static constexpr int kSweepFrom = 12;  // from so many rows on
+  static constexpr int kSweepFrom = 24;  // from so many rows on
   static constexpr int kLanes = 16, kTokens = 12, kTokenStep = 4;
   static constexpr bool kWideDots = true;   // dot sums 4 products in 32 bits
   static constexpr int kQueryTile = 8;      // queries that attend together

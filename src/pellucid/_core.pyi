@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 class Matrix:
     """A weight in the kernels' own layout: panels of 16 rows. `format` is a name in pellucid.formats."""
 
-    def __init__(self, format: str, rows: int, cols: int, huge_pages: bool = True) -> None: ...
+    def __init__(self, format: str, rows: int, cols: int, huge_pages: bool = True, count: int = 1) -> None:
+        """`count`: so many matrices of that size, for each expert one, packed one behind the other."""
     def pack(self, data: NDArray[np.uint8], threads: int = 1) -> None:
         """Repack all rows; `data` (rows, bytes of a row in the file) may be read-only."""
     @property
@@ -19,6 +20,8 @@ class Matrix:
     def rows(self) -> int: ...
     @property
     def cols(self) -> int: ...
+    @property
+    def count(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -145,7 +148,10 @@ NONE: int
 """No slot."""
 STEP_KINDS: list[str]
 """What a row step can be, in the order of its numbers."""
-_Step = tuple[int, int, int, int, int, int, int, float, bool, int]  # kind out x y groups n weight number gelu quant
+_Step = tuple[
+    int, int, int, int, int, int, int, float, str, int
+]  # kind out x y groups n weight number activation quant
+_Part = tuple[int, Matrix, int]  # out matrix bias
 _Turn = tuple[int, int, int, int, float, int, int, int, int]  # out x normed weight eps heads half cos sin
 
 class Pool:
@@ -190,7 +196,7 @@ class Plan:
         steps: Sequence[_Step],
         x: int,
         quant: int,
-        parts: Sequence[tuple[int, Matrix, int]],
+        parts: Sequence[_Part],
         residual: int,
         activation: str,
         out_quant: int,
@@ -200,7 +206,36 @@ class Plan:
     def rope(self, out: int, x: int, heads: int, d_head: int, half: int, cos: int, sin: int, /) -> None: ...
     def store_kv(self, k: int, v: int, layer: int, /) -> None: ...
     def rope_store_kv(self, turns: Sequence[_Turn], v: int, layer: int, /) -> None: ...
-    def attention(self, out: int, q: int, layer: int, heads: int, scale: float, cap: float, window: int, /) -> None: ...
+    def expert_linear(
+        self,
+        steps: Sequence[_Step],
+        x: int,
+        quant: int,
+        chosen: int,
+        part: _Part,
+        top: int,
+        shared_x: bool,
+        /,
+    ) -> None: ...
+    def experts(
+        self,
+        steps: Sequence[_Step],
+        x: int,
+        quant: int,
+        chosen: int,
+        weights: int,
+        parts: Sequence[_Part],
+        activation: str,
+        top: int,
+        x_sorted: int,
+        quant_sorted: int,
+        post_quant: int,
+        out: int,
+        /,
+    ) -> None: ...
+    def attention(
+        self, out: int, q: int, layer: int, heads: int, scale: float, cap: float, window: int, sinks: int, /
+    ) -> None: ...
     def run(
         self,
         tokens: NDArray[np.int32],

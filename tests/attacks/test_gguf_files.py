@@ -244,8 +244,8 @@ ATTACKS = [
     Attack("context-0", key("llama.context_length", scalar(U32, 0)), "context_length: is 0"),
     Attack(
         "refused-key-is-an-array",
-        key("llama.expert_count", array(U32, [8])),
-        "mixture of experts",
+        key("llama.attention.max_alibi_bias", array(U32, [8])),
+        "ALiBi",
         UnsupportedModelError,
     ),
     Attack("tokens-missing", drop_key(T + "tokens"), "tokens: is missing"),

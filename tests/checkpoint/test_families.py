@@ -288,7 +288,11 @@ def test_unsupported_settings_are_named(change: dict[str, object], match: str, t
 @pytest.mark.parametrize(
     ("extra", "match"),
     [
-        ({"llama__expert_count": 8}, "llama.expert_count: a mixture of experts"),
+        ({"llama__expert_count": 8, "llama__expert_group_count": 4}, "experts in groups"),
+        (
+            {"llama__expert_count": 8, "llama__expert_used_count": 2, "llama__expert_gating_func": 2},
+            "expert_gating_func: 2 is not supported; softmax is",
+        ),
         ({"llama__rope__scaling__type": "mrope"}, "llama.rope.scaling.type: 'mrope' is not supported"),
         ({"llama__attn_logit_softcapping": 50.0}, "soft-capped attention"),
         ({"llama__attention__causal": False}, "only causal attention"),

@@ -64,8 +64,10 @@ def test_gguf_equals_hugging_face(name: str, tmp_path: Path) -> None:
             assert due.attn_scale == 12**-0.5
             due = replace(due, attn_scale=due.d_head**-0.5)
         assert rounded(g.spec) == rounded(due)
-        assert [w.name for w in g.weights()] == [w.name for w in hf.weights()]
-        for a, b in zip(g.weights(), hf.weights(), strict=True):
+        # Each in the order of its own file.
+        assert sorted(w.name for w in g.weights()) == sorted(w.name for w in hf.weights())
+        for a in g.weights():
+            b = hf.weight(a.name)
             assert a.shape == b.shape == due.weight_shapes()[a.name]
             assert np.array_equal(a.to_float32(), b.to_float32()), a.name
             g.release(a)
@@ -82,9 +84,11 @@ def test_matrices_in_other_floats(name: str, fmt: str, tmp_path: Path) -> None:
         due = {w.name: w.to_float32() for w in hf.weights()}
         for w in g.weights():
             values = due[w.name]
-            if values.ndim == 2:
+            # What a runtime keeps as it is: biases, a gate of one row, and codes.
+            if values.ndim >= 2 and ".b_" not in w.name and values.shape[0] > 1 and w.format.name != "mxfp4":
                 assert w.format.name == fmt
-                values = w.format.decode_rows(w.format.encode_rows(values))
+                rows = w.format.encode_rows(values.reshape(-1, values.shape[-1]))
+                values = w.format.decode_rows(rows).reshape(values.shape)
             assert np.array_equal(w.to_float32(), values), w.name
 
 

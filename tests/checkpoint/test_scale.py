@@ -42,8 +42,8 @@ def test_weights_come_as_they_lie_in_the_files(tmp_path: Path) -> None:
     places: list[tuple[str, int]] = []
     with open_checkpoint(folder) as checkpoint:
         for weight in checkpoint.weights():
-            stored = checkpoint._bound[weight.name].stored
-            places.append((stored.file.name, stored.offset))
+            bound = checkpoint._bound[weight.name]
+            places.append((bound.parts[0].file.name, bound.place))
     assert places == sorted(places)
     assert len({name for name, _ in places}) == 7
 

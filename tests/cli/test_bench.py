@@ -18,6 +18,7 @@ from pellucid.bench.session import Session
 from pellucid.bench.work import PlanWork, Rows, Work
 from pellucid.config import EngineConfig
 from pellucid.devices.cpu import CpuDevice
+from pellucid.models.spec import ExpertsSpec
 
 SHORT = Settings(prompts=(40,), depths=(0, 50), streams=(1, 3), threads=(1,), generate=4, repeat=2)
 MODEL = RandomModel(spec(windows=(16, 0), tied=True), "q4_0")
@@ -51,6 +52,20 @@ def test_demand_of_one_row_is_the_weights_and_the_keys_it_sees(device: CpuDevice
     per_layer = 2 * 2 * 32 * 2  # K and V, two heads of 32 values, two bytes
     assert work.nbytes == weight_bytes(head=True) + per_layer * (16 + 100)
     assert work.ops == 2 * parameters(head=True)
+
+
+def test_demand_of_experts_is_that_of_the_chosen_ones() -> None:
+    model = RandomModel(spec(windows=(0,), d_ff=64, experts=ExpertsSpec(8, 2, normalized=True)), "q8_0")
+    work = PlanWork(model.device())
+    each = 3 * 64 * 256 * 34 // 32  # gate, up and down of one expert
+    others = sum(w.data.nbytes for w in model.weights() if "W_" in w.name and ".experts." not in w.name)
+    others -= next(w.data.nbytes for w in model.weights() if w.name == "embed.W_E")
+    kv = 2 * 2 * 32 * 2
+    one = work.demand(Rows(((0, 1),), 1))
+    assert one.nbytes == others + 2 * each + kv
+    assert one.ops == 2 * (model.spec.active_parameters() - 201 * 256 - 3 * 256)
+    many = work.demand(Rows(((0, 100),), 1))
+    assert many.nbytes == pytest.approx(others + 8 * each + 100 * kv)
 
 
 def test_demand_of_a_prompt(device: CpuDevice) -> None:

@@ -13,7 +13,7 @@ from pellucid.devices.cpu import CpuDevice
 from pellucid.formats import FORMATS, Weight
 from pellucid.graph.reference import Reference
 from pellucid.models.decoder import decoder_graph
-from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec
+from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec, is_matrix
 
 
 @dataclass
@@ -28,14 +28,15 @@ class RandomModel:
         rng = np.random.default_rng(self.seed)
         self._weights = []
         for name, shape in self.spec.weight_shapes().items():
-            if len(shape) == 1:
+            if not is_matrix(name):
                 values = rng.uniform(0.5, 1.5, shape) if name.endswith(".w") else rng.standard_normal(shape) * 0.1
                 format_ = "f32"
             else:
-                values = rng.standard_normal(shape) / np.sqrt(shape[1])
+                values = rng.standard_normal(shape) / np.sqrt(shape[-1])
                 # As files do: rows that are not whole blocks of the format are stored in q8_0, or f16.
-                fitting = (f for f in (self.format, "q8_0", "f16") if shape[1] % FORMATS[f].block == 0)
-                format_ = next(fitting)
+                fitting = (f for f in (self.format, "q8_0", "f16") if shape[-1] % FORMATS[f].block == 0)
+                # Routers, as in files, are in f32: a choice that hangs on eight bits is no choice.
+                format_ = "f32" if name.endswith("W_router") else next(fitting)
             self._weights.append(Weight.from_float32(name, values.astype(np.float32), FORMATS[format_]))
 
     def weights(self) -> Iterator[Weight]:

@@ -14,11 +14,13 @@ from devices.models import spec
 from pellucid.devices.lower import lower
 from pellucid.graph.fuse import fuse
 from pellucid.models.decoder import decoder_graph
+from pellucid.models.spec import ExpertsSpec
 
 FOLDER = Path(__file__).parents[1] / "golden" / "plans"
 SPECS = {
     "llama": spec(tied=True),
     "qwen2": spec(qkv_bias=True),
+    "experts": spec(d_ff=64, experts=ExpertsSpec(8, 2, normalized=True, d_shared=96, shared_gated=True), sinks=True),
     "gemma3": spec(
         windows=(512, 0), qk_norm="head", post_norms=True, activation="gelu_tanh", embed_scale=16.0, tied=True
     ),

@@ -22,6 +22,7 @@ from pellucid import _core
 from pellucid.devices.base import Batch
 from pellucid.devices.cpu import CpuDevice
 from pellucid.formats import FORMATS
+from pellucid.models.spec import ExpertsSpec
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.sampler import MAX_LOGPROBS, Sampler
 
@@ -38,6 +39,8 @@ def models(name: str) -> Iterator[RandomModel]:
     yield RandomModel(
         spec(heads=4, kv_heads=2, d_head=32, windows=(5, 0), qk_norm="head", post_norms=True, **odd), name
     )
+    moe = ExpertsSpec(5, 3, normalized=False, d_shared=wide, shared_gated=True)
+    yield RandomModel(spec(windows=(0,), experts=moe, sinks=True, mlp_bias=True, activation="clamped", **odd), name)
 
 
 def guarded_step(device: CpuDevice, spans: tuple[tuple[int, int], ...]) -> Batch:

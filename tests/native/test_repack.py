@@ -32,6 +32,34 @@ def test_any_bits_decode(name: str) -> None:
     np.testing.assert_array_equal(np.stack([matrix.row(i) for i in range(64)]), want)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [5, 16, 33])
+def test_several_matrices_are_packed_one_behind_the_other(name: str, rows: int) -> None:
+    """For each expert one, each with panels of its own; by `pack` and in the background."""
+    cols, count = 2 * FORMATS[name].block if FORMATS[name].block > 1 else 19, 7
+    data = weights(name, count * rows, cols)
+    due = np.concatenate([packed(name, data[i * rows : (i + 1) * rows], cols).packed for i in range(count)])
+    one, other = (_core.Matrix(name, rows, cols, count=count) for _ in range(2))
+    one.pack(data, threads=3)
+    packing = _core.Packing(2)
+    packing.add(other, data)
+    while not packing.wait(1.0):
+        pass
+    assert packing.unmapped_bytes_left == 0
+    assert packing.bytes_done == data.nbytes
+    for matrix in (one, other):
+        assert (matrix.rows, matrix.count, matrix.nbytes) == (rows, count, due.nbytes)
+        assert np.array_equal(matrix.packed, due)
+    got = np.stack([one.row(i) for i in range(count * rows)])
+    assert got.view(np.uint32).tolist() == FORMATS[name].decode_rows(data).view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 30])
+def test_absurd_numbers_of_matrices_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match="outside what the kernels take"):
+        _core.Matrix("q8_0", 1 << 10, 32, count=count)
+
+
 @pytest.mark.parametrize("name", ["f16", "q4_0", "q6_k"])
 def test_every_half_decodes(name: str) -> None:
     halves = np.arange(65536, dtype=np.uint16)

@@ -3,7 +3,9 @@
 Law: counts come from the plan's records and the model's shapes, never from a clock. The demand of a step, which makes
 the roofline, is what no engine can avoid: each weight that multiplies once (as the file stores it; of the input
 embedding, whose rows are looked up, nothing), the keys and values that its rows see, and two operations a parameter
-and row. The traffic of an op, which the profile shows, also counts its rows in and out, and the products of attention.
+and row. Of a mixture's experts those count that rows are given to: for one row exactly, for several as many different
+ones as are to be expected where all are equally likely. The traffic of an op, which the profile shows, also counts its
+rows in and out, and the products of attention.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class PlanWork:
         self._weights = {
             name: (FORMATS[m.format].row_bytes(m.cols) * m.rows, m.rows * m.cols) for name, m in device.matrices.items()
         }
+        """Bytes and parameters; of experts', those of one."""
+        self._experts = {name: m.count for name, m in device.matrices.items()}
 
     def demand(self, rows: Rows) -> Work:
         """What the step must read and multiply, whoever computes it."""
@@ -85,6 +89,11 @@ class PlanWork:
                 return NOTHING
             weights = [self._weights[part.weight] for part in record.parts]
             return Work(sum(nbytes for nbytes, _ in weights), 2 * count * sum(n for _, n in weights))
+        if record.kind in ("experts", "expert_linear"):
+            weights = [self._weights[part.weight] for part in record.parts]
+            top, experts = record.groups, self._experts[record.parts[0].weight]
+            met = experts * (1 - (1 - top / experts) ** rows.count) if rows.count > 1 else top
+            return Work(met * sum(nbytes for nbytes, _ in weights), 2 * rows.count * top * sum(n for _, n in weights))
         if record.kind == "attention":
             return Work(self._token_bytes * sum(_keys(start, n, record.window) for start, n in rows.spans))
         return NOTHING

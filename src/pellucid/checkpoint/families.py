@@ -57,6 +57,15 @@ class Family:
     """Hugging Face's files do too."""
     hf_norm_offset: float = 0.0
     """Added to norm weights of Hugging Face files (gemma multiplies by 1 + w); GGUF has it already."""
+    routed: Literal["none", "normalized", "shares"] = "none"
+    """A mixture of experts; the weights of a token's experts sum to 1, or are their shares of all, unless the file
+    says otherwise."""
+    shared_expert: bool = False
+    """A gated MLP beside the experts sees every token."""
+    sinks: bool = False
+    """Each head of attention has a sink."""
+    gguf_yarn_whole: bool = True
+    """YaRN's ramp begins and ends at whole numbers of pairs, which GGUF does not state."""
     windows: Literal["none", "all", "upper", "pattern"] = "none"
     """Which layers of a Hugging Face model may see a sliding window only: none, all, those from max_window_layers
     on (when use_sliding_window says so), or all but every n-th (in GGUF too)."""
@@ -70,8 +79,12 @@ class Family:
     hf_bodies: tuple[str, ...] = ("model.", "language_model.model.", "model.language_model.")
     """What may come before the decoder's tensors; a language model may sit inside a larger one."""
     hf_layers: str = "layers"
-    hf_transposed: bool = False
-    """Hugging Face keeps the matrices of the layers as (in, out)."""
+    hf_transposed: Literal["none", "layers", "experts"] = "none"
+    """Which matrices Hugging Face keeps as (in, out): none, those of the layers, or of the experts alone."""
+    hf_experts_alternating: bool = False
+    """Rows of the experts' weights that share a tensor alternate there."""
+    hf_blocks: bool = False
+    """Hugging Face's files may hold MXFP4, as blocks beside scales."""
     hf_buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     """Ends of the names of tensors that are no weights."""
     hf_keys: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -102,6 +115,15 @@ _COHERE_DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 8192,
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
+}
+_EXPERT_WIDTH = {"moe_intermediate_size": "intermediate_size"}
+_GPT_OSS_YARN: dict[str, object] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 _ALL_BIASES: frozenset[Bias] = frozenset({"qkv", "out", "mlp", "norm"})
 
@@ -285,7 +307,7 @@ FAMILIES = (
         },
         hf_bodies=("transformer.", ""),
         hf_layers="h",
-        hf_transposed=True,
+        hf_transposed="layers",
         hf_buffers=(".attn.bias", ".attn.masked_bias"),
         hf_keys={
             "hidden_size": "n_embd",
@@ -328,6 +350,110 @@ FAMILIES = (
         hf_defaults=_COHERE_DEFAULTS | {"sliding_window": 4096},
         gguf_defaults={"attention.sliding_window": 4096},
     ),
+    Family(
+        "mixtral",
+        "llama",
+        ("mixtral",),
+        routed="normalized",
+        windows="all",
+        gguf_rotary_interleaved=True,
+        names={
+            "mlp.W_router": ("ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
+            "mlp.experts.W_gate": ("ffn_gate_exps.weight", "block_sparse_moe.experts.{}.w1.weight"),
+            "mlp.experts.W_in": ("ffn_up_exps.weight", "block_sparse_moe.experts.{}.w3.weight"),
+            "mlp.experts.W_out": ("ffn_down_exps.weight", "block_sparse_moe.experts.{}.w2.weight"),
+        },
+        hf_keys=_EXPERT_WIDTH,
+        hf_defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    Family(
+        "qwen2-moe",
+        "qwen2moe",
+        ("qwen2_moe",),
+        biases=frozenset({"qkv"}),
+        routed="shares",
+        shared_expert=True,
+        hf_defaults=_QWEN_DEFAULTS
+        | {
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+    ),
+    Family(
+        "qwen3-moe",
+        "qwen3moe",
+        ("qwen3_moe",),
+        qk_norm="head",
+        routed="normalized",
+        hf_defaults=_QWEN_DEFAULTS
+        | {
+            "num_key_value_heads": 4,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+    ),
+    Family(
+        "olmoe",
+        "olmoe",
+        ("olmoe",),
+        qk_norm="whole",
+        routed="shares",
+        hf_keys=_EXPERT_WIDTH,
+        hf_defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "max_position_embeddings": 4096,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+    ),
+    Family(
+        "gpt-oss",
+        "gpt-oss",
+        ("gpt_oss",),
+        activation="clamped",
+        biases=frozenset({"qkv", "out", "mlp"}),
+        routed="normalized",
+        sinks=True,
+        windows="pattern",
+        window_pattern=2,
+        gguf_yarn_whole=False,
+        hf_transposed="experts",
+        hf_experts_alternating=True,
+        hf_blocks=True,
+        names={
+            "ln2.w": ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+            "mlp.W_router": ("ffn_gate_inp.weight", "mlp.router.weight"),
+            "mlp.experts.W_gate": ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj"),
+            "mlp.experts.W_in": ("ffn_up_exps.weight", "mlp.experts.gate_up_proj"),
+            "mlp.experts.W_out": ("ffn_down_exps.weight", "mlp.experts.down_proj"),
+        },
+        hf_keys=_EXPERT_WIDTH,
+        hf_defaults={
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "rope_scaling": _GPT_OSS_YARN,
+        },
+    ),
 )
 """Every family that can be read."""
 
@@ -339,6 +465,7 @@ LIMITS = {
     "d_ff": 1 << 20,
     "heads": 1024,
     "d_head": 1024,
+    "experts": 4096,
     "vocab": 1 << 21,
     "context": 1 << 27,
     "window": 1 << 27,

@@ -21,14 +21,18 @@ from pellucid.checkpoint.names import gguf_namer
 from pellucid.checkpoint.rope import rotated_layers, yarn_factors, yarn_magnitude
 from pellucid.checkpoint.tokens import end_of_turn_ids
 from pellucid.errors import UnsupportedModelError
-from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec
+from pellucid.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
 from pellucid.models.tokens import CONTROL, NORMAL, TokenizerSource
 
+_SOFTMAX = (0, 1, 3)
+"""Not stated; over all experts; over those that are chosen. Which of the two a family has it always has."""
 ROPE_FACTORS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 _REFUSED = {
-    "expert_count": "a mixture of experts",
+    "expert_group_count": "experts in groups",
+    "expert_weights_scale": "scaled weights of experts",
+    "interleave_moe_layer_step": "layers without experts",
     "attention.clamp_kqv": "clamped q, k and v",
     "attention.max_alibi_bias": "ALiBi",
     "attention.shared_kv_layers": "layers that share K and V",
@@ -50,9 +54,16 @@ _SCALINGS: dict[Scaling, tuple[str, str]] = {
 def family_of(fields: Fields) -> Family:
     """The family of a GGUF file. Raises UnsupportedModelError for one that is not in the table."""
     architecture = fields.text("general.architecture")
+    experts = fields.integer(f"{architecture}.expert_count", 0, LIMITS["experts"], 0)
     for family in FAMILIES:
-        if family.gguf == architecture:
+        # Some architectures stand for two families, one of them with experts.
+        if family.gguf == architecture and (family.routed != "none") == (experts > 0):
             return family
+    if any(family.gguf == architecture for family in FAMILIES):
+        what = "a mixture of experts is" if experts else "a model without experts is"
+        raise UnsupportedModelError(
+            f"{fields.where}: {architecture}.expert_count: {what} not supported for this family"
+        )
     raise UnsupportedModelError(
         f"{fields.where}: architecture {shown(architecture)} is not supported; known are {NAMES}"
     )
@@ -67,6 +78,8 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
     stated = {_SCALINGS[scaling][0] for scaling in family.scalings}
     for key, what in (_REFUSED | dict(_SCALINGS.values())).items():
         value = gguf.metadata.get(a + key, 0)
+        if key.startswith("expert_") and value == 1:  # one group, a factor of one
+            continue
         if key not in stated and (not isinstance(value, int | float) or value != 0):
             raise UnsupportedModelError(f"{fields.where}: {a}{key}: {what} is not supported for {family.name}")
 
@@ -111,7 +124,9 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
         name="".join(c if c.isprintable() else "?" for c in fields.text("general.name", name)[:200]),
         vocab=vocab,
         d_model=d_model,
-        d_ff=fields.integer(a + "feed_forward_length", 1, LIMITS["d_ff"]),
+        d_ff=_d_ff(fields, family),
+        experts=_experts(fields, family),
+        sinks=family.sinks,
         n_heads=n_heads,
         n_kv_heads=n_kv,
         d_head=d_head,
@@ -127,7 +142,7 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
         norm_bias="norm" in family.biases,
         qkv_bias="qkv" in family.biases or has("attn.b_Q"),
         out_bias="out" in family.biases or has("attn.b_O"),
-        mlp_bias="mlp" in family.biases or has("mlp.b_in"),
+        mlp_bias="mlp" in family.biases or (family.routed == "none" and has("mlp.b_in")),
         qk_norm="none" if family.qk_norm_optional and not has("attn.q_norm.w") else family.qk_norm,
         pre_norms=family.pre_norms,
         post_norms=family.post_norms,
@@ -140,6 +155,33 @@ def spec_from_gguf(gguf: GGUF, name: str) -> ModelSpec:
         logit_softcap=scaling("logit_softcap", 0.0),
         tied=namer("unembed.W_U") not in gguf.tensors,
     )
+
+
+def _d_ff(fields: Fields, family: Family) -> int:
+    """Width of the MLP, or of each expert."""
+    a = f"{family.gguf}."
+    own = family.routed != "none" and fields.has(a + "expert_feed_forward_length")
+    return fields.integer(a + ("expert_feed_forward_length" if own else "feed_forward_length"), 1, LIMITS["d_ff"])
+
+
+def _experts(fields: Fields, family: Family) -> ExpertsSpec | None:
+    """The mixture, where the family has one."""
+    if family.routed == "none":
+        return None
+    a = f"{family.gguf}."
+    count = fields.integer(a + "expert_count", 1, LIMITS["experts"])
+    top = fields.integer(a + "expert_used_count", 1, LIMITS["experts"])
+    if top > count:
+        raise fields.fault(a + "expert_used_count", f"is {top}, but there are {count} experts")
+    gating = fields.integer(a + "expert_gating_func", 0, 255, 0)
+    if gating not in _SOFTMAX:
+        raise UnsupportedModelError(f"{fields.where}: {a}expert_gating_func: {gating} is not supported; softmax is")
+    shared = 0
+    if family.shared_expert:
+        key = a + "expert_shared_feed_forward_length"
+        shared = fields.integer(key if fields.has(key) else a + "feed_forward_length", 1, LIMITS["d_ff"])
+    normalized = fields.flag(a + "expert_weights_norm", family.routed == "normalized")
+    return ExpertsSpec(count, top, normalized, shared, shared_gated=family.shared_expert)
 
 
 def _attn_scale(family: Family, n_layers: int, d_model: int, n_heads: int, d_head: int) -> float:
@@ -179,7 +221,7 @@ def _rope(fields: Fields, family: Family, d_head: int, tensors: Mapping[str, Sto
         # A model's own magnitude is stated here; 1 is what files say of models that have none.
         own = fields.number(s + "yarn_attn_factor", 1e-3, 1e3, 1.0)
         magnitude *= yarn_magnitude(factor) if own == 1.0 else own
-        stretched = yarn_factors(base, dims, factor, trained, fast, slow)
+        stretched = yarn_factors(base, dims, factor, trained, fast, slow, whole=family.gguf_yarn_whole)
         return RopeSpec(base, dims, factors=stretched, magnitude=magnitude), int(trained * factor)
     linear = fields.number(a + "rope.scale_linear", 1e-3, 1e6, 1.0)
     if kind == "linear":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from pellucid.checkpoint import from_tekken, strict_json
-from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Family, Scaling
+from pellucid.checkpoint.families import FAMILIES, LIMITS, NAMES, Bias, Family, Scaling
 from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.mapped import MappedFile, shown
 from pellucid.checkpoint.rope import (
@@ -26,15 +26,23 @@ from pellucid.checkpoint.rope import (
 )
 from pellucid.checkpoint.tokens import end_of_turn_ids
 from pellucid.errors import ModelFileError, UnsupportedModelError
-from pellucid.models.spec import LayerSpec, ModelSpec, RopeSpec
+from pellucid.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
 from pellucid.models.tokens import TokenizerSource
 
-_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
+_ACTIVATIONS = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new"),
+    "clamped": ("silu",),  # its form and its numbers are the family's
+}
+_CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+"""Numbers of the clamped activation, which a file may state but not change."""
 _REFUSED = {
     "quantization_config": "quantised weights",
     "use_bidirectional_attention": "attention in both directions",
     "add_cross_attention": "attention to another sequence",
     "scale_attn_by_inverse_layer_idx": "attention scales that differ from layer to layer",
+    "clip_qkv": "clamped q, k and v",
+    "mlp_only_layers": "layers without experts",
 }
 """Settings that change the arithmetic, unless they are null, 0 or false."""
 _SCALINGS: dict[Scaling, tuple[str, str]] = {
@@ -91,7 +99,10 @@ def spec_from_hf(folder: Folder, *, tied_by_absence: bool) -> ModelSpec:
     stated = {_SCALINGS[scaling][0] for scaling in family.scalings}
     for name, what in (_REFUSED | dict(_SCALINGS.values())).items():
         for source in (fields, folder.outer):
-            if name not in stated and source.values.get(name) not in (None, False, 0):
+            value = source.values.get(name)
+            if name == "quantization_config" and family.hf_blocks and _says_mxfp4(value):
+                continue
+            if name not in stated and value not in (None, False, 0, []):
                 raise UnsupportedModelError(f"{source.where}: {name}: {what} are not supported for {family.name}")
     if not fields.flag("scale_attn_weights", True):
         raise UnsupportedModelError(f"{fields.where}: scale_attn_weights: attention without a scale is not supported")
@@ -123,6 +134,7 @@ def spec_from_hf(folder: Folder, *, tied_by_absence: bool) -> ModelSpec:
     scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6, float(d_head))
     biases = family.biases if fields.flag("use_bias", True) else family.biases & {"norm"}
     attention_bias = fields.flag("attention_bias", False)
+    biases -= frozenset[Bias]() if fields.flag("qkv_bias", True) else {"qkv"}
     qk_norm = family.qk_norm
     if family.qk_norm_optional and not fields.flag("use_qk_norm", False):
         qk_norm = "none"
@@ -133,6 +145,8 @@ def spec_from_hf(folder: Folder, *, tied_by_absence: bool) -> ModelSpec:
         vocab=fields.integer("vocab_size", 1, LIMITS["vocab"]),
         d_model=d_model,
         d_ff=_d_ff(folder, d_model),
+        experts=_experts(folder),
+        sinks=family.sinks,
         n_heads=n_heads,
         n_kv_heads=n_kv,
         d_head=d_head,
@@ -162,9 +176,36 @@ def spec_from_hf(folder: Folder, *, tied_by_absence: bool) -> ModelSpec:
 
 
 def _d_ff(folder: Folder, d_model: int) -> int:
-    """Width of the MLP; where the family spells it n_inner, silence means four times the model's."""
-    key = folder.key("intermediate_size")
+    """Width of the MLP or of each expert; where the family spells it n_inner, silence means four times the model's."""
+    key = folder.key("intermediate_size" if folder.family.routed == "none" else "moe_intermediate_size")
     return folder.fields.integer(key, 1, LIMITS["d_ff"], 4 * d_model if key == "n_inner" else None)
+
+
+def _experts(folder: Folder) -> ExpertsSpec | None:
+    """The mixture, where the family has one."""
+    fields, family = folder.fields, folder.family
+    if family.routed == "none":
+        return None
+    for key, only in _CLAMPED.items() if family.activation == "clamped" else ():
+        if (stated := fields.number(key, 0.0, 1e6, only)) != only:
+            raise UnsupportedModelError(
+                f"{fields.where}: {key}: {stated:g} is not supported for {family.name}; {only} is"
+            )
+    if (sparse := fields.integer("decoder_sparse_step", 1, LIMITS["layers"], 1)) != 1:
+        raise UnsupportedModelError(f"{fields.where}: decoder_sparse_step: {sparse} is not supported; 1 is")
+    # Some configurations are written under either name, by one version of transformers or another.
+    key = "num_local_experts" if fields.has("num_local_experts") else "num_experts"
+    count = fields.integer(key, 1, LIMITS["experts"])
+    top = fields.integer("num_experts_per_tok", 1, LIMITS["experts"])
+    if top > count:
+        raise fields.fault("num_experts_per_tok", f"is {top}, but there are {count} experts")
+    shared = fields.integer("shared_expert_intermediate_size", 1, LIMITS["d_ff"]) if family.shared_expert else 0
+    normalized = fields.flag("norm_topk_prob", family.routed == "normalized")
+    return ExpertsSpec(count, top, normalized, shared, shared_gated=family.shared_expert)
+
+
+def _says_mxfp4(value: object) -> bool:
+    return isinstance(value, dict) and cast("dict[str, object]", value).get("quant_method") == "mxfp4"
 
 
 def _layers(folder: Folder, n_layers: int, d_head: int) -> tuple[tuple[LayerSpec, ...], int]:
@@ -206,6 +247,8 @@ def _local_layers(fields: Fields, family: Family, n_layers: int) -> list[bool]:
         key = "sliding_window_pattern" if fields.has("sliding_window_pattern") else "_sliding_window_pattern"
         pattern = fields.integer(key, 1, LIMITS["layers"], family.window_pattern)
         return [i % pattern < pattern - 1 for i in range(n_layers)]
+    if family.windows == "none" and family.routed != "none" and fields.flag("use_sliding_window", False):
+        raise UnsupportedModelError(f"{fields.where}: use_sliding_window: not supported for {family.name} by that key")
     if family.windows == "none" or not fields.has("sliding_window"):
         return [False] * n_layers
     if family.windows == "all":

@@ -7,19 +7,19 @@ What is then left over in the file is an error that names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from pellucid.checkpoint.bound import Blocks, Bound, Sliced
 from pellucid.checkpoint.families import Family
 from pellucid.checkpoint.mapped import Stored, shown
 from pellucid.errors import ModelFileError, UnsupportedModelError
-from pellucid.models.spec import ModelSpec
+from pellucid.formats import FORMATS
+from pellucid.models.spec import ModelSpec, is_matrix
 
 Namer = Callable[[str], str]
-"""Canonical name → vendor's name."""
+"""Canonical name → vendor's name; with {} for the expert's number, where each expert has a tensor of its own."""
+PLAIN = Family("plain")
+"""For files whose tensors lie as the canonical weights do."""
 
 _WHOLE = {
     "embed.W_E": ("token_embd.weight", "embed_tokens.weight"),
@@ -45,6 +45,19 @@ _LAYER = {
     "ln2.w": ("ffn_norm.weight", "post_attention_layernorm.weight"),
     "ln2.b": ("ffn_norm.bias", "post_attention_layernorm.bias"),
     "ln2_post.w": ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    "attn.sinks": ("attn_sinks.weight", "self_attn.sinks"),
+    "mlp.W_router": ("ffn_gate_inp.weight", "mlp.gate.weight"),
+    "mlp.b_router": ("ffn_gate_inp.bias", "mlp.router.bias"),
+    "mlp.experts.W_gate": ("ffn_gate_exps.weight", "mlp.experts.{}.gate_proj.weight"),
+    "mlp.experts.b_gate": ("ffn_gate_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    "mlp.experts.W_in": ("ffn_up_exps.weight", "mlp.experts.{}.up_proj.weight"),
+    "mlp.experts.b_in": ("ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    "mlp.experts.W_out": ("ffn_down_exps.weight", "mlp.experts.{}.down_proj.weight"),
+    "mlp.experts.b_out": ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    "mlp.shared.W_gate": ("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
+    "mlp.shared.W_in": ("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+    "mlp.shared.W_out": ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
+    "mlp.shared.W_weight": ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
     "mlp.W_gate": ("ffn_gate.weight", "mlp.gate_proj.weight"),
     "mlp.b_gate": ("ffn_gate.bias", "mlp.gate_proj.bias"),
     "mlp.W_in": ("ffn_up.weight", "mlp.up_proj.weight"),
@@ -90,90 +103,113 @@ def hf_body(family: Family, tensors: Mapping[str, Stored]) -> str:
     return next((body for body in family.hf_bodies if body + embed in tensors), family.hf_bodies[0])
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Where a canonical weight lies: all of `stored`, or columns of it, which are the weight's rows."""
-
-    stored: Stored
-    shape: tuple[int, ...]
-    first_column: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weight as stored."""
-        return self.stored.nbytes if self.first_column is None else prod(self.shape) * self.stored.format.nbytes
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where it lies in its file, to sort by."""
-        return self.stored.offset, self.first_column or 0
-
-    def data(self) -> NDArray[np.uint8]:
-        """(rows, row_bytes): a view of the file, or of transposed values a copy."""
-        raw = self.stored.data()
-        if self.first_column is None:
-            return raw
-        unit = self.stored.format.nbytes
-        first, end = self.first_column, self.first_column + self.shape[0]
-        columns = raw.reshape(len(raw), -1, unit)[:, first:end]
-        return np.ascontiguousarray(columns.swapaxes(0, 1)).reshape(end - first, -1)
-
-
 def bind(
     where: str,
     spec: ModelSpec,
+    family: Family,
     namer: Namer,
     tensors: Mapping[str, Stored],
     ignored: Iterable[str] = (),
-    *,
-    transposed: bool = False,
 ) -> dict[str, Bound]:
-    """Canonical name → where it lies, in the spec's order; `transposed`: matrices of layers are stored (in, out).
+    """Canonical name → where it lies, in the spec's order; of files that need no turning (GGUF's) `family` is `PLAIN`.
 
     Raises ModelFileError for a tensor that is missing or of another shape, UnsupportedModelError for one left over.
     """
-    shapes = spec.weight_shapes()
-    rows: dict[str, int] = {}  # vendor's name → rows of all weights in that tensor
-    for canonical, shape in shapes.items():
-        rows[namer(canonical)] = rows.get(namer(canonical), 0) + shape[0]
-    begun: dict[str, int] = dict.fromkeys(rows, 0)
-    bound: dict[str, Bound] = {}
-    for canonical, shape in shapes.items():
-        vendor = namer(canonical)
-        tensor = tensors.get(vendor)
-        if tensor is None:
-            raise ModelFileError(
-                f"{where}: the tensor {shown(vendor)} is missing ({canonical} of a {spec.family} model)"
-            )
-        turned = transposed and len(shape) == 2 and canonical.startswith("blocks.")
-        due = (rows[vendor], *shape[1:])
-        due = due[::-1] if turned else due
-        # A norm with weights for each head may lie as (heads, d_head).
-        by_head = spec.qk_norm == "each" and canonical.endswith("_norm.w")
-        if tensor.shape != due and not (by_head and tensor.shape == (shape[0] // spec.d_head, spec.d_head)):
-            raise ModelFileError(
-                f"{tensor.file.name}: the tensor {shown(vendor)} has shape {list(tensor.shape)}, "
-                f"but the model's sizes call for {list(due)}"
-            )
-        first = begun[vendor]
-        begun[vendor] += shape[0]
-        if turned:
-            bound[canonical] = Bound(tensor, shape, first)
-            continue
-        if rows[vendor] == shape[0]:
-            bound[canonical] = Bound(replace(tensor, shape=shape), shape)
-            continue
-        if len(shape) == 1 and tensor.format.block > 1:
-            raise ModelFileError(f"{tensor.file.name}: the tensor {shown(vendor)} is quantised; biases must not be")
-        row = tensor.nbytes // rows[vendor]
-        part = replace(tensor, shape=shape, offset=tensor.offset + first * row, nbytes=shape[0] * row)
-        bound[canonical] = Bound(part, shape)
-    used = {namer(n) for n in bound} | set(ignored)
+    binding = _Binding(where, spec, family, namer, tensors)
+    bound = {canonical: binding.bind(canonical, shape) for canonical, shape in binding.shapes.items()}
+    used = binding.used | set(ignored)
     extra = [name for name in tensors if name not in used]
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        known = {namer(n).replace("{}", "0").split(".", 3)[-1] for n in binding.shapes}
         raise UnsupportedModelError(
             f"{where}: the tensor {shown(extra[0])}{more} is not part of a {spec.family} model as Pellucid knows it; "
-            f"supported are {', '.join(sorted({namer(n).split('.', 3)[-1] for n in shapes}))}"
+            f"supported are {', '.join(sorted(known))}"
         )
     return bound
+
+
+class _Binding:
+    """Tensors on their way to names: which were used, and, of those that several weights share, how much of them."""
+
+    def __init__(
+        self, where: str, spec: ModelSpec, family: Family, namer: Namer, tensors: Mapping[str, Stored]
+    ) -> None:
+        self.where, self.spec, self.family, self.namer, self.tensors = where, spec, family, namer, tensors
+        self.shapes = spec.weight_shapes()
+        self.used: set[str] = set()
+        self.total: dict[str, int] = {}
+        """Vendor's name → rows (of vectors: values) of all weights in that tensor; of experts', in each expert's."""
+        for canonical, shape in self.shapes.items():
+            self.total[namer(canonical)] = self.total.get(namer(canonical), 0) + shape[_axis(canonical)]
+        self.begun = dict.fromkeys(self.total, 0)
+
+    def bind(self, canonical: str, shape: tuple[int, ...]) -> Bound:
+        vendor, axis, matrix = self.namer(canonical), _axis(canonical), is_matrix(canonical)
+        if "{}" in vendor:
+            parts = [self._tensor(canonical, vendor.format(i), shape[1:]) for i in range(shape[0])]
+            if len({part.format.name for part in parts}) > 1:
+                raise UnsupportedModelError(
+                    f"{self.where}: the tensors {shown(vendor)} are of several formats; experts must share one"
+                )
+            return Bound(tuple(parts), shape)
+        of_experts = ".experts." in canonical
+        rows, total = shape[axis], self.total[vendor]
+        shared = total != rows
+        first = self.begun[vendor]
+        alternating = of_experts and shared and self.family.hf_experts_alternating
+        self.begun[vendor] += 1 if alternating else rows
+        step = total // rows if alternating else 1
+        due = (*shape[:axis], total, *shape[len(shape) + axis + 1 :])
+        if of_experts and f"{vendor}_blocks" in self.tensors:
+            block = FORMATS["mxfp4"].block
+            if shape[-1] % block:
+                raise ModelFileError(
+                    f"{self.where}: {shown(vendor)}: rows of {shape[-1]} are not whole blocks of {block}"
+                )
+            due = (*due[:-1], shape[-1] // block)
+            codes = self._tensor(canonical, f"{vendor}_blocks", (*due, block // 2), bytes_of_codes=True)
+            exponents = self._tensor(canonical, f"{vendor}_scales", due, bytes_of_codes=True)
+            return Blocks((codes, exponents), shape, first, step)
+        turned = matrix and self.family.hf_transposed == ("experts" if of_experts else "layers")
+        turned = turned and canonical.startswith("blocks.")
+        tensor = self._tensor(canonical, vendor, (*due[:-2], *due[-2:][::-1]) if turned else due)
+        if not shared and not turned:
+            return Bound((replace(tensor, shape=shape),), shape)
+        if (turned or not matrix) and tensor.format.block > 1:
+            what = "is quantised and lies as (in, out), which is" if matrix else "is quantised; biases must"
+            raise ModelFileError(f"{tensor.file.name}: the tensor {shown(vendor)} {what} not be")
+        if turned or of_experts:
+            return Sliced((tensor,), shape, first, step, turned, matrix)
+        row = tensor.nbytes // total
+        part = replace(tensor, shape=shape, offset=tensor.offset + first * row, nbytes=rows * row)
+        return Bound((part,), shape)
+
+    def _tensor(self, canonical: str, name: str, due: tuple[int, ...], *, bytes_of_codes: bool = False) -> Stored:
+        """The tensor of that name and shape."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(
+                f"{self.where}: the tensor {shown(name)} is missing ({canonical} of a {self.spec.family} model)"
+            )
+        if (tensor.format.name == "u8") != bytes_of_codes:
+            raise UnsupportedModelError(
+                f"{tensor.file.name}: the tensor {shown(name)} is stored as {tensor.format.name.upper()}, "
+                + ("not U8" if bytes_of_codes else "which here stands for no number")
+            )
+        # A norm with weights for each head may lie as (heads, d_head), a matrix of one row as a vector.
+        d_head = self.spec.d_head
+        by_head = self.spec.qk_norm == "each" and canonical.endswith("_norm.w")
+        others = [(due[0] // d_head, d_head)] if by_head else [due[1:]] if due[0] == 1 and len(due) == 2 else []
+        if tensor.shape != due and tensor.shape not in others:
+            raise ModelFileError(
+                f"{tensor.file.name}: the tensor {shown(name)} has shape {list(tensor.shape)}, "
+                f"but the model's sizes call for {list(due)}"
+            )
+        self.used.add(name)
+        return tensor
+
+
+def _axis(canonical: str) -> int:
+    """The axis, counted from the last, of the rows of a weight's matrices, or of the values of its vectors."""
+    return -2 if is_matrix(canonical) else -1

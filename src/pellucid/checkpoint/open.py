@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from pellucid.checkpoint import strict_json
+from pellucid.checkpoint.bound import Bound
 from pellucid.checkpoint.families import FAMILIES, Family
 from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.from_gguf import ROPE_TENSORS, spec_from_gguf, tokenizer_from_gguf
@@ -24,11 +25,11 @@ from pellucid.checkpoint.from_tekken import NAME as TEKKEN
 from pellucid.checkpoint.from_tekken import tokenizer_from_tekken
 from pellucid.checkpoint.gguf import read_gguf
 from pellucid.checkpoint.mapped import MappedFile, shown
-from pellucid.checkpoint.names import Bound, bind, gguf_namer, hf_body, hf_namer
+from pellucid.checkpoint.names import PLAIN, bind, gguf_namer, hf_body, hf_namer
 from pellucid.checkpoint.safetensors import read_folder
 from pellucid.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from pellucid.formats import FORMATS, Weight
-from pellucid.models.spec import ModelSpec
+from pellucid.models.spec import ModelSpec, is_matrix
 from pellucid.models.tokens import TokenizerSource
 
 _NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -63,7 +64,7 @@ class Checkpoint:
         """Bytes of all weights as stored."""
         self._mapped = files
         order = {id(file): place for place, file in enumerate(files)}
-        self._bound = dict(sorted(bound.items(), key=lambda item: (order[id(item[1].stored.file)], item[1].place)))
+        self._bound = dict(sorted(bound.items(), key=lambda item: (order[id(item[1].parts[0].file)], item[1].place)))
         self._rotary_interleaved = rotary_interleaved
         self._norm_offset = norm_offset
 
@@ -76,14 +77,14 @@ class Checkpoint:
     def weight(self, name: str) -> Weight:
         """The weight of a canonical name. Its data is a view of the file where the layouts agree, else a copy."""
         bound = self._bound[name]
-        stored, part = bound.stored, name.rpartition(".")[2]
+        part = name.rpartition(".")[2]
         if self._rotary_interleaved and self._is_rotary(name, part):
             heads = self.spec.n_heads if "Q" in part or "q_norm" in name else self.spec.n_kv_heads
             return _halves(name, bound, heads)
         if self._norm_offset and part == "w":
-            values = stored.format.decode_rows(bound.data())
+            values = bound.format.decode_rows(bound.data())
             return Weight.from_float32(name, values[0] + np.float32(self._norm_offset), FORMATS["f32"])
-        return Weight(name, bound.shape, stored.format, bound.data())
+        return Weight(name, bound.shape, bound.format, bound.data())
 
     def _is_rotary(self, name: str, part: str) -> bool:
         """The weight makes or scales the values of q or k, each on its own."""
@@ -92,12 +93,12 @@ class Checkpoint:
 
     def mapped(self, weight: Weight) -> bool:
         """Whether that weight's data, as `weight` gave it, is a view of its file, whose pages may be dropped."""
-        return self._bound[weight.name].stored.file.holds(weight.data)
+        return self._bound[weight.name].parts[0].file.holds(weight.data)
 
     def release(self, weight: Weight) -> None:
         """Drop the file's pages of that weight from memory; views of them stay valid, to be read again when touched."""
-        stored = self._bound[weight.name].stored
-        stored.file.release(stored.offset, stored.nbytes)
+        for stored in self._bound[weight.name].parts:
+            stored.file.release(stored.offset, stored.nbytes)
 
     def close(self) -> None:
         """Let go of the files. Views that were handed out stay valid."""
@@ -116,9 +117,9 @@ class Checkpoint:
 def _halves(name: str, bound: Bound, heads: int) -> Weight:
     """Rows (of a vector: values) of each head, from rotary pairs side by side to two halves, d_head/2 apart."""
     data = bound.data()
-    unit = data.shape[1] if len(bound.shape) == 2 else bound.stored.format.nbytes
+    unit = data.shape[1] if len(bound.shape) == 2 else bound.format.nbytes
     pairs = data.reshape(heads, -1, 2, unit)
-    return Weight(name, bound.shape, bound.stored.format, pairs.swapaxes(1, 2).reshape(data.shape))
+    return Weight(name, bound.shape, bound.format, pairs.swapaxes(1, 2).reshape(data.shape))
 
 
 def open_checkpoint(path: str | Path, tokenizer: str | Path | None = None) -> Checkpoint:
@@ -198,9 +199,9 @@ def _open_gguf(path: Path, given: Path | None) -> Checkpoint:
     family = _family(spec)
     tokenizer = _chosen(given, lambda: tokenizer_from_gguf(gguf), spec.vocab)
     namer = gguf_namer(family)
-    bound = bind(gguf.files[0].name, spec, namer, gguf.tensors, ignored=ROPE_TENSORS)
+    bound = bind(gguf.files[0].name, spec, PLAIN, namer, gguf.tensors, ROPE_TENSORS)
     for name, weight in bound.items():
-        if len(weight.shape) == 1 and weight.stored.format.block > 1:
+        if not is_matrix(name) and weight.format.block > 1:
             raise ModelFileError(
                 f"{path.name}: the tensor {namer(name)!r} is quantised; norms and biases must be F32, F16 or BF16"
             )
@@ -228,7 +229,7 @@ def _open_folder(path: Path, given: Path | None) -> Checkpoint:
     tokenizer = _chosen(given, lambda: tokenizer_from_hf(folder, spec.vocab), spec.vocab)
     buffers = [n for n in tensors if n.endswith(folder.family.hf_buffers)]
     ignored = [*buffers, *([lm_head] if spec.tied else [])]
-    bound = bind(path.name, spec, namer, tensors, ignored, transposed=folder.family.hf_transposed)
+    bound = bind(path.name, spec, folder.family, namer, tensors, ignored)
     return Checkpoint(
         path,
         spec,

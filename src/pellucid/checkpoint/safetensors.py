@@ -15,10 +15,13 @@ from pellucid.checkpoint.fields import Fields
 from pellucid.checkpoint.mapped import MappedFile, Stored, shown
 from pellucid.errors import ModelFileError, UnsupportedModelError
 from pellucid.formats import FORMATS
+from pellucid.formats.numbers import U8
 
 _MAX_HEADER = 4 << 20
 _MAX_RANK = 8
 _BY_DTYPE = {f.safetensors_dtype: f for f in FORMATS.values() if f.safetensors_dtype is not None}
+_RAW = {"U8": U8}
+"""What stands for parts of other formats."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -47,7 +50,7 @@ def read_safetensors(path: Path, skip: tuple[str, ...] = ()) -> tuple[MappedFile
         spans.append((begin, end, name))
         if name.startswith(skip):
             continue
-        fmt = _BY_DTYPE.get(dtype)
+        fmt = _BY_DTYPE.get(dtype) or _RAW.get(dtype)
         if fmt is None:
             raise UnsupportedModelError(f"{what} is stored as {shown(dtype)}; supported are {', '.join(_BY_DTYPE)}")
         if prod(shape) * fmt.nbytes != end - begin:

@@ -105,7 +105,10 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     values: Counter[str] = Counter()
+    per_token = 0.0
     for weight in checkpoint.weights():
+        if spec.tied or weight.name != "embed.W_E":  # which is looked up, unless it is the unembedding, too
+            per_token += weight.data.nbytes * spec.active_share(weight.name)
         n = 1
         for side in weight.shape:
             n *= side
@@ -127,7 +130,9 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
         "path": str(checkpoint.path),
         "files": len(checkpoint.files),
         "parameters": {"total": spec.parameters(), **dict(parts)},
+        "active_parameters": spec.active_parameters(),
         "weights": checkpoint.nbytes,
+        "weights_per_token": round(per_token),
         "quant": label_of(checkpoint.path.name, checkpoint.metadata.get("general.file_type"), sizes),
         "bits_per_weight": round(8 * checkpoint.nbytes / max(1, sum(values.values())), 2),
         "formats": {f: {"tensors": counts[f], "parameters": values[f], "bytes": n} for f, n in sizes.most_common()},
@@ -140,6 +145,9 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
             "head": spec.d_head,
             "vocabulary": spec.vocab,
             "context": spec.context,
+            "experts": spec.experts.count if spec.experts else 0,
+            "experts_per_token": spec.experts.top if spec.experts else 0,
+            "shared_expert": spec.experts.d_shared if spec.experts else 0,
             "tied": spec.tied,
             "windows": sorted({layer.window for layer in spec.layers}),
             "windowed_layers": sum(layer.window > 0 for layer in spec.layers),
@@ -161,6 +169,7 @@ def card(checkpoint: Checkpoint, ctx: int | None, entry: Entry | None, row: Name
         "memory": {
             "ctx": tokens_planned,
             "weights": checkpoint.nbytes,
+            "weights_per_token": round(per_token),
             "kv_per_token": kv,
             "total": {name: checkpoint.nbytes + per * tokens_planned for name, per in kv.items()},
         },
@@ -184,6 +193,11 @@ def _positions(shape: dict[str, Any]) -> str:
     return bases if rotated == layers else f"{bases}; {rotated} of {layers} layers rotate"
 
 
+def _experts(shape: dict[str, Any]) -> str:
+    told = f"{shape['experts']}, of which {shape['experts_per_token']} for a token"
+    return told + (f"; one of width {shape['shared_expert']} for every token" if shape["shared_expert"] else "")
+
+
 def kv_bytes(spec: ModelSpec, name: str) -> int:
     """Bytes of K and V for one token in all layers, in a KV format."""
     from pellucid.formats import KV_FORMATS
@@ -203,15 +217,19 @@ def _print(about: dict[str, Any], path: Path) -> None:
     if windowed:
         attention += f"; {windowed} of {shape['layers']} layers see the last {shape['windows'][-1]} tokens"
     parameters = dict(about["parameters"])
-    total = parameters.pop("total")
+    total, active = parameters.pop("total"), about["active_parameters"]
+    of_each = f"{layout.count_text(total)}" + (
+        f", {layout.count_text(active)} of them for a token" if active < total else ""
+    )
     shares = ", ".join(f"{part} {100 * n / total:.0f} %" for part, n in parameters.items() if n / total >= 0.005)
     ends = ", ".join(map(_named, tokens["ends"], tokens["ends_text"]))
     first = f"begins with {_named(tokens['bos'], tokens['bos_text'])}" if tokens["adds_bos"] else "no BOS"
     layout.facts(
         [
             ("family", about["family"]),
-            ("parameters", f"{layout.count_text(total)}: {shares}" + (" (tied)" if shape["tied"] else "")),
+            ("parameters", f"{of_each}: {shares}" + (" (tied)" if shape["tied"] else "")),
             ("shape", f"{shape['layers']} layers, width {shape['width']}, feed-forward {shape['feed_forward']}"),
+            *([("experts", _experts(shape))] if shape["experts"] else []),
             ("attention", attention),
             ("positions", _positions(shape)),
             ("context", f"{shape['context']} tokens"),
@@ -232,7 +250,8 @@ def _print(about: dict[str, Any], path: Path) -> None:
     ]
     rows.append(("all", str(sum(f["tensors"] for f in about["formats"].values())), "", size_text(about["weights"])))
     layout.table(("FORMAT", "TENSORS", "PARAMS", "SIZE"), rows, right=(1, 2, 3))
-    print(f"{about['quant']}: {about['bits_per_weight']:.2f} bits a weight")
+    read = f"; {size_text(about['weights_per_token'])} of them are read for a token"
+    print(f"{about['quant']}: {about['bits_per_weight']:.2f} bits a weight" + (read if active < total else ""))
     print()
     rows = [
         (name, f"{per:,} B", size_text(per * memory["ctx"]), size_text(memory["total"][name]))

@@ -14,7 +14,7 @@ from pellucid import _core
 from pellucid.config import EngineConfig
 from pellucid.devices.base import Batch
 from pellucid.devices.loading import Loading, Shape, WeightSource
-from pellucid.devices.lower import Lowered, Record, Turn, lower
+from pellucid.devices.lower import QUANT_SUFFIX, LinearPart, Lowered, Record, Turn, lower
 from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
@@ -176,7 +176,7 @@ class _Builder:
         if weight is None:
             return -1
         if weight not in self.constants:
-            self.constants[weight] = self.plan.constant(self.vectors[weight])
+            self.constants[weight] = self.plan.constant(self.vectors[weight].ravel())
         return self.constants[weight]
 
     def _rope(self, rope: RopeSpec) -> tuple[int, int]:
@@ -185,15 +185,18 @@ class _Builder:
             self.ropes[rope] = (self.plan.constant(cos.ravel()), self.plan.constant(sin.ravel()))
         return self.ropes[rope]
 
-    def _step(self, r: Record) -> tuple[int, int, int, int, int, int, int, float, bool, int]:
-        """What the core's RowStep takes: kind, out, x, y, groups, n, weight, number, gelu, quant."""
+    def _part(self, part: LinearPart) -> tuple[int, _core.Matrix, int]:
+        return self.slots[part.out.name], self.matrices[part.weight], self._constant(part.bias)
+
+    def _step(self, r: Record) -> tuple[int, int, int, int, int, int, int, float, str, int]:
+        """What the core's RowStep takes: kind, out, x, y, groups, n, weight, number, activation, quant."""
         if r.out is None:
             raise EngineError(f"plan: {r.describe()} makes nothing")
-        reads = [self.slots[v.name] for v in r.reads]
+        reads = [self.slots[v.name] for v in (*r.reads, r.chosen) if v is not None]
+        n = {"route": r.reads[0].size, "mix": r.out.size}.get(r.kind, r.out.size // r.groups)
         return (
-            _core.STEP_KINDS.index(r.kind), self.slots[r.out.name], reads[0], reads[-1], r.groups,
-            r.out.size // r.groups, self._constant(r.weight), r.number, r.activation == "gelu_tanh",
-            self._slot(r.quant),
+            _core.STEP_KINDS.index(r.kind), self.slots[r.out.name], reads[0], reads[-1], r.groups, n,
+            self._constant(r.weight), r.number, r.activation or "", self._slot(r.quant),
         )  # fmt: skip
 
     def _turn(self, turn: Turn) -> tuple[int, int, int, int, float, int, int, int, int]:
@@ -211,11 +214,29 @@ class _Builder:
             case "rows":
                 plan.rows(steps, r.selected)
             case "linear":
-                parts = [(self.slots[p.out.name], self.matrices[p.weight], self._constant(p.bias)) for p in r.parts]
+                parts = [self._part(p) for p in r.parts]
                 x = reads[0] if reads else _core.NONE
                 plan.linear(
                     steps, x, self._slot(r.quant_in), parts, self._slot(r.residual), r.activation or "",
                     self._slot(r.quant), r.selected,
+                )  # fmt: skip
+            case "expert_linear":
+                (part,), x = r.parts, reads[0] if reads else _core.NONE
+                top, width = part.out.shape[0], self.matrices[part.weight].cols
+                shared = (r.quant_in or r.reads[0]).size == width
+                plan.expert_linear(
+                    steps, x, self._slot(r.quant_in), self._slot(r.chosen), self._part(part), top, shared
+                )  # fmt: skip
+            case "experts" if r.out is not None:
+                weights, *floats = reads
+                scratch = {v.name: self.slots[v.name] for v in r.scratch}
+                together = f"{r.parts[0].out.name}.sorted"
+                post = [s for name, s in scratch.items() if not name.startswith(together)]
+                plan.experts(
+                    steps, floats[0] if floats else _core.NONE, self._slot(r.quant_in), self._slot(r.chosen), weights,
+                    [self._part(p) for p in r.parts], r.activation or "", r.groups,
+                    scratch.get(together, _core.NONE), scratch.get(together + QUANT_SUFFIX, _core.NONE),
+                    post[0] if post else _core.NONE, self.slots[r.out.name],
                 )  # fmt: skip
             case "rope_store_kv":
                 plan.rope_store_kv([self._turn(turn) for turn in r.turns], reads[0], r.layer)
@@ -229,6 +250,9 @@ class _Builder:
                 plan.rope(self.slots[r.out.name], reads[0], heads, width, r.rope.dims // 2, *self._rope(r.rope))
             case "attention" if r.out is not None:
                 heads = r.out.shape[0]
-                plan.attention(self.slots[r.out.name], reads[0], r.layer, heads, r.number, r.cap, r.window)
+                plan.attention(
+                    self.slots[r.out.name], reads[0], r.layer, heads, r.number, r.cap, r.window,
+                    self._constant(r.weight),
+                )  # fmt: skip
             case _:
                 raise EngineError(f"plan: no native op {r.kind!r}")

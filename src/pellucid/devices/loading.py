@@ -8,6 +8,7 @@ packed; of weights that had to be copied, at most MOST_COPIED bytes wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,6 +20,7 @@ from pellucid.config import EngineConfig
 from pellucid.errors import MemoryPlanError
 from pellucid.formats import FORMATS, Weight
 from pellucid.kv.store import KVGeometry
+from pellucid.models.spec import is_matrix
 
 MOST_COPIED = 64 << 20
 
@@ -111,7 +113,7 @@ class Loading:
 
     def _begin(self, packing: _core.Packing) -> None:
         for weight in self.source.weights():
-            if len(weight.shape) == 1:
+            if not is_matrix(weight.name):
                 self.vectors[weight.name] = weight.to_float32()
                 self._vector_bytes += weight.data.nbytes
                 self.source.release(weight)
@@ -123,7 +125,8 @@ class Loading:
             held = weight
             if not weight.format.native:
                 held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
-            matrix = _core.Matrix(held.format.name, held.shape[0], held.shape[1])
+            rows, cols = held.shape[-2:]
+            matrix = _core.Matrix(held.format.name, rows, cols, count=prod(held.shape[:-2]))
         except MemoryError as e:
             raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
         mapped = held is weight and self.source.mapped(weight)

@@ -20,14 +20,18 @@ from pellucid.graph.ops import (
     Attention,
     Embed,
     EmbedPosition,
+    ExpertLinear,
     Fused,
+    Gate,
     Glu,
     Linear,
+    Mix,
     Multiply,
     Normalize,
     Op,
     Rope,
     RopeSpec,
+    Route,
     Scale,
     SelectRows,
     Shift,
@@ -78,15 +82,20 @@ class Record:
     turns: tuple[Turn, ...] = ()
     rope: RopeSpec | None = None
     layer: int = -1
+    scratch: tuple[Value, ...] = ()
+    """What the record alone needs memory for."""
+    chosen: Value | None = None
+    """The experts that a route chooses, or that a record multiplies by."""
     groups: int = 1
-    """Equal parts of the row that a step takes one by one."""
+    """Equal parts of the row that a step takes one by one; experts that a row is given to."""
     number: float = 0.0
-    """Factor, epsilon or cap."""
+    """Factor, epsilon or cap; of a route, whether weights are normalized."""
     cap: float = 0.0
     """Bound of an attention's scores, or 0."""
     window: int = 0
     activation: Activation | None = None
-    """Of a glu. A linear of two parts that has one puts activation(first) · second in the first one's place."""
+    """Of a glu, or of experts'. A linear of two parts that has one puts activation(first) · second in the first one's
+    place."""
     selected: bool = False
     """The rows are those whose logits are wanted."""
 
@@ -98,6 +107,9 @@ class Record:
             yield from (turn.out,) if turn.normed is None else (turn.normed, turn.out)
         for part in self.parts:
             yield part.out
+        if self.kind == "route" and self.chosen is not None:
+            yield self.chosen
+        yield from self.scratch
         if self.out is not None:
             yield self.out
         if self.quant is not None:
@@ -116,6 +128,8 @@ class Record:
         for turn in self.turns:
             yield turn.x
         yield from self.reads
+        if self.kind != "route" and self.chosen is not None:
+            yield self.chosen
         if self.quant_in is not None:
             yield self.quant_in
         if self.residual is not None:
@@ -128,7 +142,9 @@ class Record:
     def _describe(self) -> str:
         if self.kind == "rows":
             return "rows"
-        inside = {v.name for step in self.steps for v in step.writes()}
+        inside = {v.name for step in self.steps for v in step.writes()} | {v.name for v in self.scratch}
+        if self.kind == "experts":
+            inside |= {part.out.name for part in self.parts}
         made = ", ".join(v.name for v in self.writes() if v.name not in inside) or "-"
         words = [v.name for v in self._operands()]
         words += [w for w in (self.weight, *(t.weight for t in self.turns), *(p.weight for p in self.parts)) if w]
@@ -208,10 +224,22 @@ def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
             return Record("rope", out, (x,), rope=rope)
         case StoreKV(layer, k, v):
             return Record("store_kv", None, (k, v), layer=layer)
+        case ExpertLinear(out, x, chosen, weight, bias):
+            takes = quantized(weight)
+            return Record(
+                "expert_linear",
+                reads=() if takes else (x,),
+                quant_in=Value(x.name + QUANT_SUFFIX, x.shape) if takes else None,
+                chosen=chosen,
+                groups=out.shape[0],
+                parts=(LinearPart(out, weight, bias),),
+            )
+        case Fused("experts", parts):
+            return _experts(parts, quantized)
         case Fused("rope_store_kv", parts, seen):
             return _rope_store(parts, seen)
-        case Attention(out, q, layer, _, scale, window, cap):
-            return Record("attention", out, (q,), layer=layer, number=scale, cap=cap, window=window)
+        case Attention(out, q, layer, _, scale, window, cap, sinks):
+            return Record("attention", out, (q,), sinks, layer=layer, number=scale, cap=cap, window=window)
         case Fused("rows", parts):
             return Record("rows", steps=tuple(map(_step, parts)))
         case _:
@@ -237,6 +265,12 @@ def _step(op: Op) -> Record:
             return Record("activate", out, (x,), activation=activation)
         case Glu(out, gate, up, activation):
             return Record("glu", out, (gate, up), activation=activation)
+        case Gate(out, x, gate):
+            return Record("gate", out, (x, gate))
+        case Route(out, chosen, x, normalized):
+            return Record("route", out, (x,), chosen=chosen, groups=out.size, number=float(normalized))
+        case Mix(out, x, shares):
+            return Record("mix", out, (x, shares), groups=shares.size)
         case Add(out, a, b):
             return Record("add", out, (a, b))
         case SelectRows(out, x):
@@ -272,6 +306,33 @@ def _linear(ops: tuple[Op, ...], quantized: Callable[[str], bool]) -> Record:
     )
 
 
+def _experts(ops: tuple[Op, ...], quantized: Callable[[str], bool]) -> Record:
+    """A whole mixture: parts are gate, up and down."""
+    gate, up, glu, down, mix = ops[-5:]
+    linears = [op for op in (gate, up, down) if isinstance(op, ExpertLinear)]
+    if len(linears) != 3 or not isinstance(glu, Glu) or not isinstance(mix, Mix):
+        raise PellucidError("lower: experts are a gate, an up, a glu, a down and a mix")
+    first, x, post = linears[0], linears[0].x, glu.out
+    kinds = {quantized(op.weight) for op in linears[:2]}
+    together = f"{first.out.name}.sorted"
+    each = (first.out.shape[0], x.size)
+    scratch = [Value(together, each)] if False in kinds else []
+    scratch += [Value(together + QUANT_SUFFIX, each)] if True in kinds else []
+    scratch += [Value(post.name + QUANT_SUFFIX, post.shape)] if quantized(linears[2].weight) else []
+    return Record(
+        "experts",
+        mix.out,
+        (mix.weights, x) if False in kinds else (mix.weights,),
+        quant_in=Value(x.name + QUANT_SUFFIX, x.shape) if True in kinds else None,
+        steps=tuple(map(_step, ops[:-5])),
+        parts=tuple(LinearPart(op.out, op.weight, op.bias) for op in linears),
+        scratch=tuple(scratch),
+        chosen=first.chosen,
+        groups=first.out.shape[0],
+        activation=glu.activation,
+    )
+
+
 def _rope_store(ops: tuple[Op, ...], seen: tuple[Value, ...]) -> Record:
     norms: dict[str, Record] = {}
     turns: list[Turn] = []
@@ -302,12 +363,16 @@ def _quantise_inputs(records: list[Record]) -> list[Record]:
             name = quant.name.removesuffix(QUANT_SUFFIX)
             steps = _quantising(record.steps, name, quant)
             at = maker.get(name)
+            before = _quantising(out[at].steps, name, quant) if at is not None else None
             if steps is not None:
                 record = replace(record, steps=steps)
+            elif at is not None and before is not None:
+                out[at] = replace(out[at], steps=before)
             elif at is not None and _makes_blocks(out[at], name):
                 out[at] = replace(out[at], quant=quant)
             else:
-                step = Record("quantize", quant, (Value(name, quant.shape),), selected=record.selected)
+                groups = quant.size // quant.shape[-1]
+                step = Record("quantize", quant, (Value(name, quant.shape),), groups=groups, selected=record.selected)
                 record = replace(record, steps=(*record.steps, step))
         maker |= {v.name: len(out) for v in record.writes()}
         out.append(record)
@@ -315,7 +380,10 @@ def _quantise_inputs(records: list[Record]) -> list[Record]:
 
 
 def _quantising(steps: tuple[Record, ...], name: str, quant: Value) -> tuple[Record, ...] | None:
-    """The steps, the one that makes `name` quantising it as well; None if none can."""
+    """The steps, the one that makes `name` quantising it as well; None if none can: of several rows beside each other
+    each is quantised for itself, which only a step of its own does."""
+    if len(quant.shape) > 1:
+        return None
     for i, step in enumerate(steps):
         if step.kind != "quantize" and step.out is not None and step.out.name == name:
             return (*steps[:i], replace(step, quant=quant), *steps[i + 1 :])
@@ -359,7 +427,9 @@ def _place(records: list[Record], result: Value) -> Lowered:
     for i, record in enumerate(records):
         for v in record.writes():
             first[v.name] = last[v.name] = i
-            size[v.name] = quant_row_bytes(v.size) if v.name.endswith(QUANT_SUFFIX) else -(-4 * v.size // 64) * 64
+            rows, width = v.size // v.shape[-1], v.shape[-1]
+            quantised = v.name.endswith(QUANT_SUFFIX)
+            size[v.name] = rows * quant_row_bytes(width) if quantised else -(-4 * v.size // 64) * 64
         for v in record.needs():
             last[v.name] = i
     names = [n for n in first if n != result.name]

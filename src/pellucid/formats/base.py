@@ -53,7 +53,8 @@ class Format:
 
 @dataclass(frozen=True)
 class Weight:
-    """A named tensor: `shape` is (rows, cols) = (out, in), row-major, or (n,), which is stored as one row."""
+    """A named tensor: `shape` is (rows, cols) = (out, in), row-major, or (n,), which is stored as one row. Those of
+    experts have one more axis in front."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +73,7 @@ class Weight:
 
     @staticmethod
     def from_float32(name: str, values: NDArray[np.float32], format: Format) -> Weight:
-        """Encode `values`, shape (rows, cols) or (n,)."""
+        """Encode `values`, of the weight's shape."""
         shape = tuple(int(n) for n in values.shape)
         rows = values.reshape(prod(shape[:-1]), shape[-1])
         return Weight(name, shape, format, format.encode_rows(rows))

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from pellucid.formats.base import Format
 
 
-def _plain(name: str, dtype: type[np.number[Any]], ggml_type: int, safetensors_dtype: str | None = None) -> Format:
+def _plain(
+    name: str, dtype: type[np.number[Any]], ggml_type: int | None, safetensors_dtype: str | None = None
+) -> Format:
     def decode(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(blocks).view(dtype).astype(np.float32)
@@ -35,3 +37,5 @@ I8 = _plain("i8", np.int8, 24)
 I16 = _plain("i16", np.int16, 25)
 I32 = _plain("i32", np.int32, 26)
 I64 = _plain("i64", np.int64, 27)
+U8 = _plain("u8", np.uint8, None, "U8")
+"""No weight is ever in it: files use it for parts of other formats."""

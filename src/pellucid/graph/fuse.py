@@ -7,6 +7,7 @@ nor one that something outside the fused op reads. What is fused here:
     layer_norm      a centered norm and its weight
     linear          what makes the input row by row (norms, sums, the choice of rows), the linears that read it, and
                     then a residual sum, or the gated activation of two of them
+    experts         a mixture of experts: what chooses them, their gated MLPs, the sum of what they make
     rope_store_kv   the norms of queries and keys, their rotation, and the write of keys and values to the cache
     rows            what else works row by row, one op after the other
 """
@@ -19,14 +20,18 @@ from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
     Activate,
     Add,
+    ExpertLinear,
     Fused,
     FusedKind,
+    Gate,
     Glu,
     Linear,
+    Mix,
     Multiply,
     Normalize,
     Op,
     Rope,
+    Route,
     Scale,
     SelectRows,
     Shift,
@@ -37,7 +42,9 @@ from pellucid.graph.ops import (
     plain,
 )
 
-_BY_ROW = Normalize | Multiply | Shift | Scale | SoftCap | Add | Activate | Glu | SelectRows | Fused
+_BY_ROW = (
+    Normalize | Multiply | Shift | Scale | SoftCap | Add | Activate | Glu | Gate | Route | Mix | SelectRows | Fused
+)
 
 
 def fuse(graph: Graph, keep: Collection[str] = ()) -> Graph:
@@ -65,6 +72,8 @@ class _Fusion:
             op = ops[at]
             if isinstance(op, Linear):
                 at += self._linear(op, ops[at:])
+            elif isinstance(op, ExpertLinear):
+                at += self._experts(op, ops[at:])
             elif isinstance(op, Rope):
                 at += self._rope(op, ops[at:])
             else:
@@ -112,6 +121,29 @@ class _Fusion:
         self._flush()
         self.done.append(self._fused("linear", tuple(group)) if len(group) > 1 else first)
         return taken
+
+    def _experts(self, gate: ExpertLinear, ops: tuple[Op, ...]) -> int:
+        """Fuse the whole mixture, if none of what lies inside is looked at; return how many ops that takes."""
+        up, glu, down, mix = (_at(ops, i) for i in range(1, 5))
+        whole = (
+            isinstance(up, ExpertLinear)
+            and isinstance(glu, Glu)
+            and isinstance(down, ExpertLinear)
+            and isinstance(mix, Mix)
+            and (up.x, up.chosen, down.chosen) == (gate.x, gate.chosen, gate.chosen)
+            and (glu.gate, glu.up, down.x, mix.x) == (gate.out, up.out, glu.out, down.out)
+            and all(self._hidden(op) for op in (gate, up, glu, down))
+        )
+        if not whole:
+            self._flush()
+            self.done.append(gate)
+            return 1
+        steps: list[Op] = []
+        if self.waiting and gate.chosen in outputs(self.waiting[-1]):
+            steps, self.waiting = self.waiting, []
+        self._flush()
+        self.done.append(self._fused("experts", (*steps, *ops[:5])))
+        return 5
 
     def _rope(self, first: Rope, ops: tuple[Op, ...]) -> int:
         """Fuse the rotation of queries and keys, and the store that follows it, with the norms before."""

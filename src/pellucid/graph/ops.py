@@ -1,4 +1,4 @@
-"""The vocabulary of the graph: some twenty kinds of op, their operands and shape rules.
+"""The vocabulary of the graph: some twenty-five kinds of op, their operands and shape rules.
 
 Law: an op says what is computed, never how. A value is a row for each token: its `shape` is the shape of one row, and
 the number of rows comes with the batch. A `Fused` op has no meaning of its own: it is its parts, in order.
@@ -12,8 +12,9 @@ from typing import Literal
 
 from pellucid.errors import PellucidError
 
-Activation = Literal["silu", "gelu_tanh"]
-FusedKind = Literal["rms_norm", "layer_norm", "rows", "linear", "rope_store_kv"]
+Activation = Literal["silu", "gelu_tanh", "clamped"]
+"""clamped: of Glu only (see there)."""
+FusedKind = Literal["rms_norm", "layer_norm", "rows", "linear", "experts", "rope_store_kv"]
 """What `fuse` makes (see there)."""
 
 
@@ -169,7 +170,8 @@ class StoreKV:
 @dataclass(frozen=True)
 class Attention:
     """z[h] = softmax(c(scale · q[h]·K)) V over the keys of the row's own sequence, from the cache of `layer`; c is
-    SoftCap with `cap`, or nothing where that is 0.
+    SoftCap with `cap`, or nothing where that is 0. With sinks the sum that the softmax divides by also counts
+    exp(sinks[h]), as if a key were seen whose value is 0 (Xiao et al. 2023).
 
     Query head h reads KV head h // (heads / kv_heads). Row at position p sees keys max(0, p - window + 1) … p; window 0
     sees all of 0 … p.
@@ -182,6 +184,8 @@ class Attention:
     scale: float
     window: int
     cap: float = 0.0
+    sinks: str | None = None
+    """One number a head."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +199,59 @@ class Activate:
 
 @dataclass(frozen=True)
 class Glu:
-    """out = activation(gate) · up (Shazeer 2020)."""
+    """out = activation(gate) · up (Shazeer 2020). clamped: g · sigmoid(1.702 g) · (u + 1), where g is the lesser of
+    gate and 7, and u is up kept within ±7."""
 
     out: Value
     gate: Value
     up: Value
     activation: Activation
+
+
+@dataclass(frozen=True)
+class Gate:
+    """out = x · sigmoid(gate), the gate one number a row."""
+
+    out: Value
+    x: Value
+    gate: Value
+
+
+@dataclass(frozen=True)
+class Route:
+    """Choose experts by the logits x, one an expert.
+
+    chosen: the `top` experts of the greatest logits (of equal ones those of lower numbers; a NaN is less than any
+    number), in ascending order of their numbers. out: softmax of the chosen ones' logits, or, not normalized, their
+    share of the softmax over all (Shazeer et al. 2017).
+    """
+
+    out: Value
+    chosen: Value
+    """Whole numbers."""
+    x: Value
+    normalized: bool
+
+
+@dataclass(frozen=True)
+class ExpertLinear:
+    """out[j] = x[j] · W[chosen[j]]ᵀ + bias[chosen[j]], where all j share x if that is a single vector; W is (experts,
+    out, in)."""
+
+    out: Value
+    x: Value
+    chosen: Value
+    weight: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """out = the sum of weights[j] · x[j], in the order of j: that of the experts' numbers."""
+
+    out: Value
+    x: Value
+    weights: Value
 
 
 @dataclass(frozen=True)
@@ -244,14 +295,18 @@ Op = (
     | Attention
     | Activate
     | Glu
+    | Gate
+    | Route
+    | ExpertLinear
+    | Mix
     | Add
     | SelectRows
     | Fused
 )
 """Every kind of op there is."""
 
-_VALUE_FIELDS = ("x", "k", "v", "q", "gate", "up", "a", "b")
-_WEIGHT_FIELDS = ("table", "weight", "bias")
+_VALUE_FIELDS = ("x", "k", "v", "q", "gate", "up", "weights", "a", "b")
+_WEIGHT_FIELDS = ("table", "weight", "bias", "sinks")
 
 
 def inputs(op: Op) -> tuple[Value, ...]:
@@ -260,13 +315,16 @@ def inputs(op: Op) -> tuple[Value, ...]:
         made = {v.name for p in plain(op.parts) for v in outputs(p)}
         seen = {v.name: v for p in op.parts for v in inputs(p) if v.name not in made}
         return tuple(seen.values())
-    return tuple(v for f in _VALUE_FIELDS if isinstance(v := getattr(op, f, None), Value))
+    fields = (*_VALUE_FIELDS, "chosen") if isinstance(op, ExpertLinear) else _VALUE_FIELDS
+    return tuple(v for f in fields if isinstance(v := getattr(op, f, None), Value))
 
 
 def outputs(op: Op) -> tuple[Value, ...]:
     """Values that the op makes; for a fused op those that are seen outside it."""
     if isinstance(op, Fused):
         return op.outs
+    if isinstance(op, Route):
+        return (op.chosen, op.out)
     out = getattr(op, "out", None)
     return (out,) if isinstance(out, Value) else ()
 
@@ -312,6 +370,16 @@ def check(op: Op) -> None:
             need(q.shape[0] % kv_heads == 0, "heads must be a multiple of kv_heads")
         case Glu(out, gate, up):
             need(out.shape == gate.shape == up.shape, "gate, up and output differ in shape")
+        case Gate(out, x, gate):
+            need(out.shape == x.shape and gate.shape == (1,), "a gate is one number, and input and output of one shape")
+        case Route(out, chosen, x):
+            need(out.shape == chosen.shape and len(out.shape) == 1, "each chosen expert has one weight")
+            need(0 < out.size <= x.size, "no more experts can be chosen than there are")
+        case ExpertLinear(out, x, chosen):
+            need(len(out.shape) == 2 and chosen.shape == out.shape[:1], "the output has a row for each chosen expert")
+            need(len(x.shape) == 1 or x.shape[0] == out.shape[0], "the input is one row, or one for each chosen expert")
+        case Mix(out, x, shares):
+            need(x.shape == (*shares.shape, *out.shape), "the input has a row for each weight")
         case Add(out, a, b):
             need(out.shape == a.shape == b.shape, "operands and output differ in shape")
         case Fused(parts=parts):
@@ -332,6 +400,8 @@ def describe(op: Op) -> str:
             attributes.append(f"{field}={value:.9g}" if isinstance(value, float) else f"{field}={value}")
     if isinstance(op, Normalize) and op.centered:
         attributes.append("centered")
+    if isinstance(op, Route):
+        attributes.append("of the chosen" if op.normalized else "of all")
     if cap := getattr(op, "cap", 0.0):
         attributes.append(f"cap={cap:g}")
     if isinstance(op, Rope):

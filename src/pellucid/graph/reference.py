@@ -21,14 +21,18 @@ from pellucid.graph.ops import (
     Attention,
     Embed,
     EmbedPosition,
+    ExpertLinear,
     Fused,
+    Gate,
     Glu,
     Linear,
+    Mix,
     Multiply,
     Normalize,
     Op,
     Rope,
     RopeSpec,
+    Route,
     Scale,
     SelectRows,
     Shift,
@@ -107,12 +111,30 @@ class Reference:
                     make(out.name, rotate(values[x.name], rope.at(self.context), np.arange(len(ids))))
                 case StoreKV(layer, k, v):
                     cache[layer] = (self._stored(values[k.name]), self._stored(values[v.name]))
-                case Attention(out, q, layer, _, scale, window, cap):
-                    make(out.name, attend(values[q.name], *cache[layer], scale=scale, window=window, cap=cap))
+                case Attention(out, q, layer, _, scale, window, cap, sinks):
+                    sunk = w[sinks] if sinks else None
+                    kv = cache[layer]
+                    make(out.name, attend(values[q.name], *kv, scale=scale, window=window, cap=cap, sinks=sunk))
                 case Activate(out, x, activation):
                     make(out.name, activate(values[x.name], activation))
                 case Glu(out, gate, up, activation):
-                    make(out.name, activate(values[gate.name], activation) * values[up.name])
+                    make(out.name, glu(values[gate.name], values[up.name], activation))
+                case Gate(out, x, gate):
+                    make(out.name, values[x.name] * sigmoid(values[gate.name]))
+                case Route(out, chosen, x, normalized):
+                    experts, shares = route(values[x.name], out.size, normalized)
+                    make(chosen.name, experts)
+                    make(out.name, shares)
+                case ExpertLinear(out, x, chosen, weight, bias):
+                    experts, rows = values[chosen.name].astype(np.int64), values[x.name]
+                    rows = np.broadcast_to(
+                        rows.reshape(len(rows), -1, rows.shape[-1]), (*experts.shape, rows.shape[-1])
+                    )
+                    product = expert_products(rows, experts, w[weight])
+                    make(out.name, product + w[bias][experts] if bias else product)
+                case Mix(out, x, shares):
+                    parts = values[x.name] * values[shares.name][..., None]
+                    make(out.name, sum((parts[:, j] for j in range(1, parts.shape[1])), parts[:, 0]))
                 case Add(out, a, b):
                     make(out.name, values[a.name] + values[b.name])
                 case SelectRows(out, x):
@@ -168,7 +190,9 @@ def rotate(x: Array, rope: RopeSpec, positions: NDArray[np.int64]) -> Array:
     return out
 
 
-def attend(q: Array, k: Array, v: Array, *, scale: float, window: int, cap: float = 0.0) -> Array:
+def attend(
+    q: Array, k: Array, v: Array, *, scale: float, window: int, cap: float = 0.0, sinks: Array | None = None
+) -> Array:
     """Causal attention of q (tokens, heads, d) over k, v (tokens, kv_heads, d); materialises tokens × tokens scores."""
     n, heads, _ = q.shape
     group = heads // k.shape[1]
@@ -180,16 +204,59 @@ def attend(q: Array, k: Array, v: Array, *, scale: float, window: int, cap: floa
     if window:
         seen &= ~np.tri(n, k=-window, dtype=np.bool_)
     scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    most = scores.max(axis=-1, keepdims=True)
+    sunk = None if sinks is None else np.broadcast_to(sinks[:, None, None], most.shape)
+    if sunk is not None:
+        most = np.maximum(most, sunk)
+    weights = np.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total if sunk is None else total + np.exp(sunk - most)
     return np.einsum("hqk,khd->qhd", weights, v)
 
 
 def activate(x: Array, kind: Activation) -> Array:
     """silu: x · sigmoid(x). gelu_tanh: the tanh form of GELU (Hendrycks & Gimpel 2016)."""
     if kind == "silu":
-        # exp(-|x|) cannot overflow; both branches are the same function.
-        e = np.exp(-np.abs(x))
-        return x * np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+        return x * sigmoid(x)
     inner = np.float32(np.sqrt(2.0 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    # exp(-|x|) cannot overflow; both branches are the same function.
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e)).astype(np.float32)
+
+
+def glu(gate: Array, up: Array, kind: Activation) -> Array:
+    """What Glu says."""
+    if kind != "clamped":
+        return activate(gate, kind) * up
+    low, high, one = np.float32(-7), np.float32(7), np.float32(1)
+    bounded: Array = np.minimum(gate, high)
+    other: Array = np.minimum(np.maximum(up, low), high)
+    product = bounded * sigmoid(np.float32(1.702) * bounded) * (other + one)
+    return product.astype(np.float32, copy=False)
+
+
+def route(logits: Array, top: int, normalized: bool) -> tuple[Array, Array]:
+    """What Route says: numbers and weights (tokens, top) of the chosen of (tokens, experts)."""
+    # A stable sort keeps the lower number first among equals. NaN, below all numbers, comes after -inf.
+    sunk = np.where(np.isnan(logits), -np.inf, logits)
+    order = np.lexsort((np.isnan(logits), -sunk), axis=-1)
+    chosen = np.sort(order[:, :top], axis=-1)
+    taken = np.take_along_axis(logits, chosen, axis=-1)
+    with np.errstate(invalid="ignore"):
+        most = sunk.max(axis=-1, keepdims=True)
+        total = np.exp((taken if normalized else logits) - most).sum(axis=-1, keepdims=True)
+        return chosen.astype(np.float32), np.exp(taken - most) / total
+
+
+def expert_products(x: Array, chosen: NDArray[np.int64], weight: Array) -> Array:
+    """x (tokens, chosen, in) times the matrix of each chosen expert: (tokens, chosen, out)."""
+    out = np.empty((*chosen.shape, weight.shape[1]), np.float32)
+    for expert in np.unique(chosen):
+        at = chosen == expert
+        out[at] = x[at] @ weight[expert].T
+    return out

@@ -13,12 +13,16 @@ from pellucid.graph.ops import (
     Attention,
     Embed,
     EmbedPosition,
+    ExpertLinear,
+    Gate,
     Glu,
     Linear,
+    Mix,
     Multiply,
     Normalize,
     Op,
     Rope,
+    Route,
     Scale,
     SelectRows,
     Shift,
@@ -26,7 +30,7 @@ from pellucid.graph.ops import (
     StoreKV,
     Value,
 )
-from pellucid.models.spec import ModelSpec
+from pellucid.models.spec import ExpertsSpec, ModelSpec
 
 
 def decoder_graph(spec: ModelSpec) -> Graph:
@@ -69,13 +73,62 @@ def decoder_graph(spec: ModelSpec) -> Graph:
         ops.append(Add(out, a, b))
         return out
 
-    def join(x: Value, name: str, weight: str, bias: str | None, post_norm: str) -> Value:
-        """Project back to the residual stream, through a norm and a factor of its own where the model has them."""
-        after_norm = name if spec.residual_scale == 1.0 else f"{name}.unscaled"
-        out = linear(x, f"{name}.unnormalized" if spec.post_norms else after_norm, (d,), weight, bias)
+    def result_name(name: str) -> str:
+        """What the attention's or the MLP's output is called before its own norm and factor, where there are any."""
+        return f"{name}.unnormalized" if spec.post_norms else name if spec.residual_scale == 1.0 else f"{name}.unscaled"
+
+    def join(out: Value, name: str, post_norm: str) -> Value:
+        """That output through the norm and the factor, ready for the residual stream."""
         if spec.post_norms:
-            out = norm(out, post_norm, after_norm)
+            out = norm(out, post_norm, name if spec.residual_scale == 1.0 else f"{name}.unscaled")
         return out if spec.residual_scale == 1.0 else scaled(out, name, spec.residual_scale)
+
+    def mlp(x: Value, name: str, width: int, result: str) -> Value:
+        """Up (and gate), activation, down."""
+        post = Value(f"{name}.hook_post", (width,))
+
+        def bias(part: str) -> str | None:
+            return f"{name}.b_{part}" if spec.mlp_bias else None
+
+        if spec.gated:
+            gate = linear(x, f"{name}.hook_pre", (width,), f"{name}.W_gate", bias("gate"))
+            up = linear(x, f"{name}.hook_pre_linear", (width,), f"{name}.W_in", bias("in"))
+            ops.append(Glu(post, gate, up, spec.activation))
+        else:
+            up = linear(x, f"{name}.hook_pre", (width,), f"{name}.W_in", bias("in"))
+            ops.append(Activate(post, up, spec.activation))
+        return linear(post, result, (d,), f"{name}.W_out", bias("out"))
+
+    def mixture(x: Value, name: str, moe: ExpertsSpec, result: str) -> Value:
+        """Route each row to its experts, mix what they make, and add the MLP that sees all rows."""
+        inside = f"{name}.experts"
+        biased = spec.mlp_bias
+        logits = linear(
+            x, f"{name}.hook_router", (moe.count,), f"{name}.W_router", f"{name}.b_router" if biased else None
+        )
+        share = None
+        if moe.d_shared and moe.shared_gated:
+            share = linear(x, f"{name}.shared.hook_weight", (1,), f"{name}.shared.W_weight", None)
+        chosen, weights = (Value(f"{name}.hook_expert_{what}", (moe.top,)) for what in ("indices", "weights"))
+        ops.append(Route(weights, chosen, logits, moe.normalized))
+
+        def expert(x: Value, hook: str, width: int, part: str) -> Value:
+            out = Value(f"{inside}.{hook}", (moe.top, width))
+            ops.append(ExpertLinear(out, x, chosen, f"{inside}.W_{part}", f"{inside}.b_{part}" if biased else None))
+            return out
+
+        gate, up = expert(x, "hook_pre", spec.d_ff, "gate"), expert(x, "hook_pre_linear", spec.d_ff, "in")
+        post = Value(f"{inside}.hook_post", gate.shape)
+        ops.append(Glu(post, gate, up, spec.activation))
+        mixed = Value(f"{name}.hook_mixed" if moe.d_shared else result, (d,))
+        ops.append(Mix(mixed, expert(post, "hook_out", d, "out"), weights))
+        if not moe.d_shared:
+            return mixed
+        beside = mlp(x, f"{name}.shared", moe.d_shared, f"{name}.shared.hook_{'ungated' if share else 'out'}")
+        if share is not None:
+            ungated, beside = beside, Value(f"{name}.shared.hook_out", (d,))
+            ops.append(Gate(beside, ungated, share))
+        return add(mixed, beside, result)
 
     resid = Value("hook_embed", (d,))
     ops.append(Embed(resid, "embed.W_E", spec.embed_scale))
@@ -86,7 +139,7 @@ def decoder_graph(spec: ModelSpec) -> Graph:
 
     for i, layer in enumerate(spec.layers):
         block = f"blocks.{i}"
-        attn, mlp = f"{block}.attn", f"{block}.mlp"
+        attn = f"{block}.attn"
 
         # Attention: norm, q k v, positions, cache, weighted sum, projection, residual.
         x = norm(resid, f"{block}.ln1") if spec.pre_norms else resid
@@ -104,25 +157,22 @@ def decoder_graph(spec: ModelSpec) -> Graph:
             q, k = rot_q, rot_k
         ops.append(StoreKV(i, k, v))
         z = Value(f"{attn}.hook_z", (heads, d_head))
-        ops.append(Attention(z, q, i, kv_heads, spec.attn_scale, layer.window, spec.attn_softcap))
-        bias = f"{attn}.b_O" if spec.out_bias else None
-        out = join(z, f"{block}.hook_attn_out", f"{attn}.W_O", bias, f"{block}.ln1_post")
+        sinks = f"{attn}.sinks" if spec.sinks else None
+        ops.append(Attention(z, q, i, kv_heads, spec.attn_scale, layer.window, spec.attn_softcap, sinks))
+        name = f"{block}.hook_attn_out"
+        out = linear(z, result_name(name), (d,), f"{attn}.W_O", f"{attn}.b_O" if spec.out_bias else None)
+        out = join(out, name, f"{block}.ln1_post")
         resid = add(resid, out, f"{block}.hook_resid_mid")
 
-        # Feed-forward: norm, up (and gate), activation, down, residual.
+        # Feed-forward: norm, an MLP or a mixture of them, residual.
         if not spec.parallel:
             x = norm(resid, f"{block}.ln2") if spec.pre_norms else resid
-        post = Value(f"{mlp}.hook_post", (spec.d_ff,))
-        up_bias, down_bias = (f"{mlp}.b_in", f"{mlp}.b_out") if spec.mlp_bias else (None, None)
-        if spec.gated:
-            bias = f"{mlp}.b_gate" if spec.mlp_bias else None
-            gate = linear(x, f"{mlp}.hook_pre", (spec.d_ff,), f"{mlp}.W_gate", bias)
-            up = linear(x, f"{mlp}.hook_pre_linear", (spec.d_ff,), f"{mlp}.W_in", up_bias)
-            ops.append(Glu(post, gate, up, spec.activation))
+        name = f"{block}.hook_mlp_out"
+        if spec.experts is None:
+            out = mlp(x, f"{block}.mlp", spec.d_ff, result_name(name))
         else:
-            up = linear(x, f"{mlp}.hook_pre", (spec.d_ff,), f"{mlp}.W_in", up_bias)
-            ops.append(Activate(post, up, spec.activation))
-        out = join(post, f"{block}.hook_mlp_out", f"{mlp}.W_out", down_bias, f"{block}.ln2_post")
+            out = mixture(x, f"{block}.mlp", spec.experts, result_name(name))
+        out = join(out, name, f"{block}.ln2_post")
         resid = add(resid, out, f"{block}.hook_resid_post")
 
     last = Value("hook_last", (d,))

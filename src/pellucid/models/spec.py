@@ -8,11 +8,12 @@ file. Weights are named canonically (`weight_shapes`), in Hugging Face's orienta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from pellucid.graph.ops import Activation, RopeSpec
 
-__all__ = ["LayerSpec", "ModelSpec", "QkNorm", "RopeSpec"]
+__all__ = ["ExpertsSpec", "LayerSpec", "ModelSpec", "QkNorm", "RopeSpec", "is_matrix"]
 
 QkNorm = Literal["none", "head", "each", "whole"]
 """Norm of q and k before the rotation: none; over each head, with one weight for all heads (head) or each head's own
@@ -30,6 +31,20 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts in the place of each MLP: a router gives each token to `top` of `count` gated MLPs."""
+
+    count: int
+    top: int
+    normalized: bool
+    """The weights of a token's experts sum to 1 (Route)."""
+    d_shared: int = 0
+    """Width of an MLP beside them that sees every token; 0: there is none."""
+    shared_gated: bool = False
+    """That MLP's output is multiplied by the sigmoid of one more projection (Gate)."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Shapes and choices of one decoder-only transformer."""
 
@@ -38,6 +53,7 @@ class ModelSpec:
     vocab: int
     d_model: int
     d_ff: int
+    """Width of the MLP, or of each expert."""
     n_heads: int
     n_kv_heads: int
     d_head: int
@@ -57,6 +73,10 @@ class ModelSpec:
     out_bias: bool = False
     """The attention's output projection has a bias."""
     mlp_bias: bool = False
+    """Of the MLP's projections; of a mixture also of the router."""
+    experts: ExpertsSpec | None = None
+    sinks: bool = False
+    """Each head of attention has a sink (Attention)."""
     qk_norm: QkNorm = "none"
     pre_norms: bool = True
     """Norm of what the attention and the MLP read."""
@@ -84,7 +104,7 @@ class ModelSpec:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name → shape of every weight, in the order in which they are loaded."""
-        q, kv, d, ff = self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.d_model, self.d_ff
+        q, kv, d = self.n_heads * self.d_head, self.n_kv_heads * self.d_head, self.d_model
         qk_norm = {"none": (), "head": (self.d_head,) * 2, "each": (q, kv), "whole": (q, kv)}[self.qk_norm]
         shapes: dict[str, tuple[int, ...]] = {"embed.W_E": (self.vocab, d)}
 
@@ -103,6 +123,7 @@ class ModelSpec:
             if self.qkv_bias:
                 shapes |= {b + "attn.b_Q": (q,), b + "attn.b_K": (kv,), b + "attn.b_V": (kv,)}
             shapes |= {f"{b}attn.{name}_norm.w": (n,) for name, n in zip("qk", qk_norm, strict=False)}
+            shapes |= {b + "attn.sinks": (self.n_heads,)} if self.sinks else {}
             shapes[b + "attn.W_O"] = (d, q)
             if self.out_bias:
                 shapes[b + "attn.b_O"] = (d,)
@@ -110,11 +131,7 @@ class ModelSpec:
                 norm(b + "ln1_post")
             if self.pre_norms and not self.parallel:
                 norm(b + "ln2")
-            shapes |= {b + "mlp.W_gate": (ff, d)} if self.gated else {}
-            shapes |= {b + "mlp.W_in": (ff, d), b + "mlp.W_out": (d, ff)}
-            if self.mlp_bias:
-                shapes |= {b + "mlp.b_gate": (ff,)} if self.gated else {}
-                shapes |= {b + "mlp.b_in": (ff,), b + "mlp.b_out": (d,)}
+            shapes |= self._mlp_shapes(b + "mlp.")
             if self.post_norms:
                 norm(b + "ln2_post")
         norm("ln_final")
@@ -122,12 +139,46 @@ class ModelSpec:
             shapes["unembed.W_U"] = (self.vocab, d)
         return shapes
 
+    def _mlp_shapes(self, m: str) -> dict[str, tuple[int, ...]]:
+        """Of one layer's MLP, or mixture of them; `m` is what the names begin with."""
+        d, ff, moe = self.d_model, self.d_ff, self.experts
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def mlp(name: str, width: int, count: tuple[int, ...] = ()) -> None:
+            inside = ("gate", "in") if self.gated else ("in",)
+            shapes.update({f"{name}W_{part}": (*count, width, d) for part in inside})
+            shapes[f"{name}W_out"] = (*count, d, width)
+            if self.mlp_bias:
+                shapes.update({f"{name}b_{part}": (*count, width) for part in inside})
+                shapes[f"{name}b_out"] = (*count, d)
+
+        if moe is None:
+            mlp(m, ff)
+            return shapes
+        shapes[m + "W_router"] = (moe.count, d)
+        if self.mlp_bias:
+            shapes[m + "b_router"] = (moe.count,)
+        mlp(m + "experts.", ff, (moe.count,))
+        if moe.d_shared:
+            mlp(m + "shared.", moe.d_shared)
+            if moe.shared_gated:
+                shapes[m + "shared.W_weight"] = (1, d)
+        return shapes
+
     def parameters(self) -> int:
         """Number of parameters; a tied table counts once."""
-        total = 0
-        for shape in self.weight_shapes().values():
-            n = 1
-            for s in shape:
-                n *= s
-            total += n
-        return total
+        return sum(prod(shape) for shape in self.weight_shapes().values())
+
+    def active_parameters(self) -> int:
+        """Those that one token meets: all but the experts that are not chosen."""
+        return sum(round(prod(shape) * self.active_share(name)) for name, shape in self.weight_shapes().items())
+
+    def active_share(self, weight: str) -> float:
+        """Share of that weight that one token meets: of the experts' weights those of the chosen ones, else 1."""
+        return self.experts.top / self.experts.count if self.experts and ".experts." in weight else 1.0
+
+
+def is_matrix(weight: str) -> bool:
+    """Whether the canonical name is that of a weight that multiplies (or is looked up); others are added, scale or
+    shift, value by value, and are kept in float32."""
+    return weight.rpartition(".")[2].startswith("W_")

@@ -1,11 +1,12 @@
-"""Make NAME/ beside this file: seeded models of the dense families, saved by transformers, with the logits it gives.
+"""Make NAME/ beside this file: seeded models of the families, saved by transformers, with the logits it gives.
 
     python tests/golden/families/make.py [NAME...]      # needs torch, transformers, tokenizers, safetensors
 
 Every choice that a family may make is in some model at a value that is not the common one; scalings are strong, and
 caps low, so that leaving one out shows. golden.npz holds for two prompts, one longer and one shorter than the length
 that a rotary scaling was "trained" on, tokens_i, logits_i (of every token) and greedy_i (ids of the continuation, each
-found by a whole forward pass). Some configurations are rewritten the way files on the hub still spell them.
+found by a whole forward pass). Some configurations are rewritten the way files on the hub still spell them. The experts
+of gpt-oss-mxfp4 are put onto MXFP4's grid and stored the way the vendor stores them, as blocks beside scales.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -49,6 +52,15 @@ GEMMA2 = transformers.Gemma2Config(
     query_pre_attn_scalar=12,
     attn_logit_softcapping=2.0,
     final_logit_softcapping=4.0,
+)
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1000.0}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 10}
+GPT_OSS = transformers.GptOssConfig(
+    **COMMON | {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "pad_token_id": 0},
+    num_local_experts=5,
+    num_experts_per_tok=2,
+    sliding_window=8,
+    rope_parameters=YARN | {"rope_theta": 100.0, "beta_fast": 4.0, "truncate": False},
 )
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "falcon3": transformers.LlamaConfig(
@@ -115,6 +127,23 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         sliding_window=8,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
     ),
+    "mixtral": transformers.MixtralConfig(
+        **NO_HEAD, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rope_parameters=DEFAULT_ROPE
+    ),
+    "qwen2-moe": transformers.Qwen2MoeConfig(
+        **NO_HEAD | EXPERTS, shared_expert_intermediate_size=20, rope_parameters=DEFAULT_ROPE
+    ),
+    "qwen3-moe": transformers.Qwen3MoeConfig(
+        **COMMON | EXPERTS | {"head_dim": 16}, norm_topk_prob=True, rope_parameters=DEFAULT_ROPE
+    ),
+    "olmoe": transformers.OlmoeConfig(
+        **NO_HEAD | {"intermediate_size": 12, "pad_token_id": 0},
+        num_experts=8,
+        num_experts_per_tok=3,
+        rope_parameters=DEFAULT_ROPE,
+    ),
+    "gpt-oss": GPT_OSS,
+    "gpt-oss-mxfp4": GPT_OSS,
 }
 CLASSIC: dict[str, dict[str, object]] = {
     "gemma2": {"rope_theta": 10000.0},
@@ -125,6 +154,8 @@ CLASSIC: dict[str, dict[str, object]] = {
     },
     "cohere2": {"rope_theta": 1000.0, "sliding_window_pattern": 4},
     "starcoder2": {"rope_theta": 1000.0},
+    "mixtral": {"rope_theta": 1000.0},
+    "qwen3-moe": {"rope_theta": 1000.0},
 }
 """Keys that stand in for rope_parameters and layer_types in configurations of the older spelling."""
 
@@ -145,11 +176,40 @@ def greedy(model: transformers.PreTrainedModel, tokens: list[int]) -> list[int]:
     return out
 
 
+def widen_gates(model: transformers.PreTrainedModel) -> None:
+    """Let the activation's bounds be met, which lie far out."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("experts.gate_up_proj"):
+                p *= 2.5
+
+
+def to_mxfp4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(experts, in, out) to blocks (experts, out, in / 32, 16) and scales (experts, out, in / 32), as the vendor's."""
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    groups = values.transpose(1, 2).reshape(values.shape[0], values.shape[2], -1, 32)
+    exponent = torch.floor(torch.log2(groups.abs().amax(-1))) - 2
+    scaled = groups / torch.exp2(exponent)[..., None]
+    code = (scaled.abs()[..., None] - levels).abs().argmin(-1) + 8 * (scaled < 0)
+    return (code[..., ::2] | code[..., 1::2] << 4).to(torch.uint8), (exponent + 127).to(torch.uint8)
+
+
 def make(name: str, seed: int) -> None:
     """Write one folder."""
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
-    seeded(CONFIGS[name], seed).save_pretrained(folder)
+    made = seeded(CONFIGS[name], seed)
+    packed: dict[str, torch.Tensor] = {}
+    if name.startswith("gpt-oss"):
+        widen_gates(made)
+    if name.endswith("mxfp4"):
+        with torch.no_grad():
+            for key, p in made.named_parameters():
+                if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                    blocks, scales = to_mxfp4(p)
+                    packed |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+                    p.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    made.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     if name in CLASSIC:
         path = folder / "config.json"
@@ -158,7 +218,7 @@ def make(name: str, seed: int) -> None:
         path.write_text(json.dumps(old | CLASSIC[name], indent=2, sort_keys=True) + "\n")
     write_tokenizer(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     golden: dict[str, np.ndarray] = {}
     for i, n in enumerate(PROMPTS):
@@ -167,6 +227,14 @@ def make(name: str, seed: int) -> None:
         golden[f"logits_{i}"] = logits_of(model, tokens)
         golden[f"greedy_{i}"] = np.array(greedy(model, tokens), np.int32)
     np.savez_compressed(folder / "golden.npz", **golden)
+    if packed:
+        tensors = load_file(folder / "model.safetensors")
+        left = {k: v for k, v in tensors.items() if f"{k}_blocks" not in packed}
+        save_file(left | packed, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+        text = json.dumps(config | {"quantization_config": quantised}, indent=2, sort_keys=True)
+        (folder / "config.json").write_text(text + "\n")
     size = sum(f.stat().st_size for f in folder.iterdir())
     spread = golden["logits_0"].std()
     print(f"{name}: {size} bytes; logits spread by {spread:.2f}")
