@@ -77,11 +77,14 @@ def test_64_streams_together(busy: Live) -> None:
 def test_some_leave_and_the_others_do_not_notice(busy: Live) -> None:
     chance = random.Random(5)
     plan = [(chance.choice(list(SCRIPTS)), chance.random() < 0.3) for _ in range(150)]
+    gone: list[int] = []
 
     async def one(http: httpx.AsyncClient, i: int, key: str, leaves: bool) -> None:
-        if leaves and i % 3 == 0:
-            with pytest.raises(httpx.TimeoutException):
+        if leaves and i % 3 == 0:  # at a moment of the clock: the answer may have come before it
+            try:
                 await http.post(PATH, json=ask("l", i, max_tokens=400), timeout=0.001 * (1 + i % 20))
+            except httpx.TimeoutException:
+                gone.append(i)
             return
         text, _ = await stream(http, ask(key, i), 1 + i % 9 if leaves else None)
         if not leaves:
@@ -99,6 +102,7 @@ def test_some_leave_and_the_others_do_not_notice(busy: Live) -> None:
 
     asyncio.run(go())
     busy.settles()
+    assert gone
     assert busy.llm.engine.stats.finished["error"] == 0
 
 
