@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "bind.h"
@@ -21,6 +22,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Times = nb::ndarray<int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 // The memory of the paged KV cache.
@@ -124,6 +126,15 @@ Step step_of(const Plan& plan, const Ints& tokens, const Ints& positions, const 
   return s;
 }
 
+void watch(Step& s, const Plan& plan, const Ints& rows, const Rows& tapped) {
+  s.watched = static_cast<int>(rows.size());
+  s.watched_rows = rows.data();
+  s.tapped = tapped.data();
+  if (static_cast<int>(tapped.shape(0)) < s.watched ||
+      static_cast<int64_t>(tapped.shape(1)) != plan.tap_width())
+    throw nb::value_error("step: what is tapped has no room");
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
@@ -134,6 +145,16 @@ void bind_plan(nb::module_& m) {
            "page_size"_a, "kv_heads"_a, "d_head"_a)
       .def_prop_ro("nbytes", [](const KvStore& s) { return s.layout.layers * s.layout.layer_bytes(); })
       .def_prop_ro("page_bytes", [](const KvStore& s) { return s.layout.layers * s.layout.page_bytes(); })
+      .def(
+          "layer",
+          [](KvStore& s, int layer) {
+            if (layer < 0 || layer >= s.layout.layers) throw nb::index_error("no such layer");
+            const size_t shape[2] = {static_cast<size_t>(s.layout.pages),
+                                     static_cast<size_t>(s.layout.page_bytes())};
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<2>>(s.layout.k(layer, 0, 0), 2, shape,
+                                                                      nb::find(s));
+          },
+          "layer"_a, nb::rv_policy::reference_internal)
       .def(
           "page",
           [](KvStore& s, int layer, int page) {
@@ -216,6 +237,42 @@ void bind_plan(nb::module_& m) {
               int sinks) {
              p.plan.push(AttentionOp{out, q, layer, heads, scale, cap, window, p.constant(sinks)});
            })
+      .def("tap",
+           [](BoundPlan& p, int x, int n, const std::string& kind, int count, bool selected) {
+             const auto* found = std::find(std::begin(TapOp::kNames), std::end(TapOp::kNames), kind);
+             if (found == std::end(TapOp::kNames)) throw nb::value_error("plan: no such kind of tap");
+             if (n < 1 || count < 0 || count > n) throw nb::value_error("plan: a tap of more than there is");
+             const int64_t at = p.plan.tap_width();
+             p.plan.push(
+                 TapOp{x, n, static_cast<TapOp::Kind>(found - std::begin(TapOp::kNames)), count, selected});
+             return at;
+           })
+      .def("patch", [](BoundPlan& p, int out, int x, int n,
+                       bool selected) { p.plan.push(PatchOp{out, x, n, selected}); })
+      .def_prop_ro("tap_width", [](const BoundPlan& p) { return p.plan.tap_width(); })
+      .def_prop_ro("ops", [](const BoundPlan& p) { return p.plan.ops(); })
+      .def(
+          "value",
+          [](BoundPlan& p, int slot, int rows, int n) {
+            if (rows < 0 || rows > p.plan.max_rows() || n < 0 || int64_t{4} * n > p.plan.stride(slot))
+              throw nb::value_error("plan: no such rows");
+            const size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(n)};
+            const int64_t strides[2] = {p.plan.stride(slot) / 4, 1};
+            return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.plan.value(slot, 0), 2, shape, nb::find(p),
+                                                              strides);
+          },
+          nb::rv_policy::reference_internal)
+      .def(
+          "run_part",
+          [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,
+             Logits logits, Ints watched, Rows tapped, int first, int end) {
+            Step s = step_of(p.plan, tokens, positions, seq_starts, page_tables, logit_rows, logits);
+            watch(s, p.plan, watched, tapped);
+            const nb::gil_scoped_release free;
+            p.plan.run(s, first, end);
+          },
+          "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a, "watched"_a,
+          "tapped"_a, "first"_a, "end"_a)
       .def(
           "run",
           [](BoundPlan& p, Ints tokens, Ints positions, Ints seq_starts, Tables page_tables, Ints logit_rows,

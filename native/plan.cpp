@@ -107,6 +107,10 @@ void Plan::push(PlanOp op) {
       sorting_ = AlignedBuffer(static_cast<size_t>(threads() * sorting_stride_) * sizeof(int32_t));
     }
   }
+  if (auto* tap = std::get_if<TapOp>(&op)) {
+    tap->at = tap_width_;
+    tap_width_ += tap->width();
+  }
   ops_.push_back(std::move(op));
 }
 
@@ -138,14 +142,18 @@ void Plan::check(const Step& s) const {
   for (int i = 0; i < s.wanted; ++i) {
     if (s.logit_rows[i] < 0 || s.logit_rows[i] >= s.rows) refuse("step: logit row out of range");
   }
+  for (int i = 0; i < s.watched; ++i) {
+    if (s.watched_rows[i] < 0 || s.watched_rows[i] >= s.rows) refuse("step: watched row out of range");
+  }
 }
 
-void Plan::run(const Step& step) {
+void Plan::run(const Step& step, int first, int end) {
+  if (first < 0 || end > ops() || first > end) refuse("step: there are no such ops");
   check(step);
   const Frame frame(*this, step);
   pool_.run([&](int thread) {
-    for (const PlanOp& op : ops_) {
-      std::visit([&](const auto& o) { o.run(frame, thread); }, op);
+    for (int i = first; i < end; ++i) {
+      std::visit([&](const auto& o) { o.run(frame, thread); }, ops_[static_cast<size_t>(i)]);
       pool_.barrier();
     }
   });
@@ -199,7 +207,8 @@ Frame::Frame(Plan& plan, const Step& s)
       arena(plan.arena_.data()),
       product_scratch(plan.products_.data()),
       max_rows(plan.max_rows_),
-      vocab(plan.vocab_) {
+      vocab(plan.vocab_),
+      tap_width(plan.tap_width_) {
   // As many queries as an item may have, less where that leaves some threads without work.
   const int items = kSpreadBelow * plan.threads(), queries = s.rows * plan.heads_ / items;
   const int most =

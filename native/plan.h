@@ -44,6 +44,9 @@ struct Step {
   const int32_t* page_tables = nullptr;                   // (seqs, table_width)
   const int32_t* logit_rows = nullptr;                    // (wanted)
   float* logits = nullptr;                                // (wanted, vocab)
+  int watched = 0;
+  const int32_t* watched_rows = nullptr;  // (watched) rows that taps look at
+  float* tapped = nullptr;                // (watched, the plan's tap_width)
 };
 
 // Rows of one sequence: those that attend together, so that they read each key once, or those whose keys lie
@@ -187,8 +190,27 @@ struct AttentionOp {
   const float* sinks;  // one a head, or null
   void run(const Frame& f, int thread) const;
 };
+// What somebody wants to see of a value, in the rows that are watched; see tap.cpp.
+struct TapOp {
+  enum class Kind : int { row, sample, stats, topk };
+  static constexpr const char* kNames[] = {"row", "sample", "stats", "topk"};
+  int x, n;  // a row of the value has n numbers
+  Kind kind;
+  int count;  // of sample and topk: how many
+  bool selected;
+  int64_t at = 0;  // where its numbers begin among those of a watched row
+
+  int64_t width() const;
+  void run(const Frame& f, int thread) const;
+};
+// out = x, which whoever runs the plan piece by piece may change before the next op reads it.
+struct PatchOp {
+  int out, x, n;
+  bool selected;
+  void run(const Frame& f, int thread) const;
+};
 using PlanOp = std::variant<EmbedOp, RowsOp, LinearOp, ExpertLinearOp, ExpertsOp, RopeOp, StoreOp,
-                            RopeStoreOp, AttentionOp>;
+                            RopeStoreOp, AttentionOp, TapOp, PatchOp>;
 
 class Plan {
  public:
@@ -201,7 +223,10 @@ class Plan {
   void push(PlanOp op);
 
   // One step. Throws std::invalid_argument, with what is wrong, before anything is written.
-  void run(const Step& step);
+  void run(const Step& step) { run(step, 0, ops()); }
+
+  // The ops [first, end) of it; those before must have run.
+  void run(const Step& step, int first, int end);
 
   // The same step, with what it took: times (threads, ops, 2) in nanoseconds, of the op and of the waits for
   // the others in it and after it.
@@ -211,6 +236,14 @@ class Plan {
   int threads() const { return pool_.threads(); }
   int vocab() const { return vocab_; }
   int max_rows() const { return max_rows_; }
+  int64_t tap_width() const { return tap_width_; }  // numbers that the taps give of a watched row
+
+  // Row r of a slot in the arena, as the last run left it.
+  float* value(int slot, int r) {
+    const Slot& s = slots_.at(static_cast<size_t>(slot));
+    return reinterpret_cast<float*>(arena_.data() + s.offset * max_rows_ + s.stride * r);
+  }
+  int64_t stride(int slot) const { return slots_.at(static_cast<size_t>(slot)).stride; }
   int64_t scratch_bytes() const {
     return static_cast<int64_t>(arena_.size() + products_.size() + partials_.size() + attention_.size() +
                                 sorting_.size());
@@ -229,7 +262,7 @@ class Plan {
   AlignedBuffer partials_;   // of attention whose chunks are spread over threads
   AlignedBuffer attention_;  // what each thread needs for attention
   AlignedBuffer sorting_;    // of rows by experts; see experts.cpp
-  int64_t sorting_stride_ = 0;
+  int64_t sorting_stride_ = 0, tap_width_ = 0;
   std::vector<Slot> slots_;
   std::vector<PlanOp> ops_;
   std::vector<std::unique_ptr<std::vector<float>>> constants_;
@@ -252,6 +285,7 @@ struct Frame {
   uint8_t* arena;
   uint8_t* product_scratch;  // kLinearScratch for each thread
   int max_rows, vocab;
+  int64_t tap_width;
   int64_t* waits = nullptr;  // nanoseconds at meetings inside an op, kWaitStride apart; null: nobody asks
 
   Frame(Plan& plan, const Step& step);

@@ -169,6 +169,8 @@ class KvStore:
     def nbytes(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
+    def layer(self, layer: int) -> NDArray[np.uint8]:
+        """All pages of a layer, (pages, bytes); a view."""
     def page(self, layer: int, page: int) -> NDArray[np.uint8]: ...
 
 class Plan:
@@ -245,6 +247,30 @@ class Plan:
         logit_rows: NDArray[np.int32],
         logits: NDArray[np.float32],
     ) -> None: ...
+    def tap(self, x: int, n: int, kind: str, count: int, selected: bool, /) -> int:
+        """Where the tap's numbers begin in a row of what is tapped. Kinds: native/tap.cpp."""
+    def patch(self, out: int, x: int, n: int, selected: bool, /) -> None: ...
+    @property
+    def tap_width(self) -> int:
+        """Numbers that the taps give of a watched row."""
+    @property
+    def ops(self) -> int: ...
+    def value(self, slot: int, rows: int, n: int, /) -> NDArray[np.float32]:
+        """The first rows of a slot, (rows, n), as the last run left them; a view that may be written."""
+    def run_part(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        page_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        watched: NDArray[np.int32],
+        tapped: NDArray[np.float32],
+        first: int,
+        end: int,
+    ) -> None:
+        """As run, of the ops [first, end) only; the taps' numbers of each watched row go to tapped (watched, width)."""
     def profile(
         self,
         tokens: NDArray[np.int32],

@@ -6,7 +6,7 @@ Law: a device knows tokens, positions and pages; it knows no sequence, no reques
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,36 @@ class Batch:
     """(sequences, pages) page that holds position p is page_tables[s, p // page_size]; -1 where there is none."""
     logit_rows: NDArray[np.int32]
     """(wanted,) rows whose logits are wanted."""
+
+
+TapForm = Literal["row", "sample", "stats", "topk"]
+"""row: the numbers as they are. sample: `count` of them, evenly spaced. stats: mean, root mean square, least, greatest,
+how many are not finite. topk: the `count` of greatest magnitude, in falling order, then their places."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A value that is looked at while it is made, and in what form."""
+
+    name: str
+    form: TapForm = "row"
+    count: int = 0
+    """Of sample and topk."""
+
+
+class Tapped(Protocol):
+    """A plan that also gives what its taps see."""
+
+    width: int
+    """Numbers of a watched row."""
+
+    def run(self, batch: Batch, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """One step: logits as `Device.run`, and (len(rows), width) of what the taps saw in those rows of the batch."""
+        ...
+
+    def of(self, seen: NDArray[np.float32], tap: Tap) -> NDArray[np.float32]:
+        """Of what `run` gave, the numbers of one tap, (rows, *shape of its form)."""
+        ...
 
 
 class Device(Protocol):

@@ -5,25 +5,29 @@ Law: everything is decided at load. `run` checks nothing that the core checks, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pellucid import _core
 from pellucid.config import EngineConfig
-from pellucid.devices.base import Batch
+from pellucid.devices.base import Batch, Tap
 from pellucid.devices.loading import Loading, Shape, WeightSource
 from pellucid.devices.lower import QUANT_SUFFIX, LinearPart, Lowered, Record, Turn, lower
+from pellucid.devices.tapped import TappedPlan
 from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import RopeSpec, Value
+from pellucid.graph.patch import patched
 from pellucid.graph.reference import rope_angles
 from pellucid.kv.store import KVGeometry
 
 FLOAT_FORMATS = frozenset({"f32", "f16", "bf16"})
 """Formats whose products take float activations; all others take int8 rows."""
+MOST_PLANS = 4
+"""Tapped plans that are kept beside the plain one; each has activations of its own."""
 
 
 class CpuDevice:
@@ -70,6 +74,7 @@ class CpuDevice:
             raise ConfigError(str(e)) from e
         _Builder(self._plan, self.lowered, matrices, vectors, shape.d_head, config.ctx).build()
         self._logits = np.empty((1, shape.vocab), np.float32)
+        self._plans: dict[tuple[tuple[Tap, ...], tuple[str, ...]], TappedPlan] = {}
 
     @classmethod
     def load(
@@ -111,6 +116,46 @@ class CpuDevice:
         except ValueError as e:
             raise EngineError(str(e)) from e
         return logits
+
+    @property
+    def graph(self) -> Graph:
+        """What is computed, not fused."""
+        return self._source[0]
+
+    @property
+    def vectors(self) -> Mapping[str, NDArray[np.float32]]:
+        """The weights that do not multiply: norms and biases, by canonical name."""
+        return self._source[2]
+
+    def plan(self, taps: Sequence[Tap], patches: Sequence[str] = ()) -> TappedPlan:
+        """The plan that also shows what `taps` see, and stops where `patches` may be changed; kept by its set.
+
+        Raises RequestError: the model has no such value, or it has fewer numbers than are asked for.
+        """
+        key = (tuple(sorted(set(taps), key=repr)), tuple(sorted(set(patches))))
+        found = self._plans.pop(key, None)
+        if found is None:
+            while len(self._plans) >= MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            found = self._tapped(*key)
+        self._plans[key] = found
+        return found
+
+    def _tapped(self, taps: tuple[Tap, ...], patches: tuple[str, ...]) -> TappedPlan:
+        graph, shape, vectors = self._source
+        config, context = self.config, self.context
+        fused = fuse(patched(graph, patches), keep={tap.name for tap in taps})
+        lowered = lower(fused, lambda name: self.matrices[name].format not in FLOAT_FORMATS, taps)
+        try:
+            plan = _core.Plan(
+                self.pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, context, config.token_budget,
+                lowered.arena_row_bytes,
+            )  # fmt: skip
+        except MemoryError as e:
+            raise MemoryPlanError("no memory for the values that are looked at; look at fewer") from e
+        builder = _Builder(plan, lowered, self.matrices, vectors, shape.d_head, context)
+        builder.build()
+        return TappedPlan(plan, lowered, builder.slots, builder.taps, shape.vocab)
 
     def profile(self, batch: Batch) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """As `run`, and what it took: (threads, records, 2) nanoseconds of each of `lowered.records` and of the wait
@@ -162,6 +207,7 @@ class _Builder:
         self.slots: dict[str, int] = {lowered.result: _core.RESULT}
         self.constants: dict[str, int] = {}
         self.ropes: dict[RopeSpec, tuple[int, int]] = {}
+        self.taps: dict[Tap, int] = {}
         for name, offset in lowered.offsets.items():
             self.slots[name] = plan.slot(offset, lowered.row_bytes[name])
 
@@ -254,5 +300,9 @@ class _Builder:
                     self.slots[r.out.name], reads[0], r.layer, heads, r.number, r.cap, r.window,
                     self._constant(r.weight),
                 )  # fmt: skip
+            case "patch" if r.out is not None:
+                plan.patch(self.slots[r.out.name], reads[0], r.out.size, r.selected)
+            case "tap" if r.tap is not None:
+                self.taps[r.tap] = plan.tap(reads[0], r.reads[0].size, r.tap.form, r.tap.count, r.selected)
             case _:
                 raise EngineError(f"plan: no native op {r.kind!r}")

@@ -7,10 +7,11 @@ it if that op holds whole rows or whole blocks of them, else by the linear itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pellucid.errors import PellucidError
+from pellucid.devices.base import Tap
+from pellucid.errors import PellucidError, RequestError
 from pellucid.graph.arena import Life, place
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import (
@@ -29,6 +30,7 @@ from pellucid.graph.ops import (
     Multiply,
     Normalize,
     Op,
+    Patch,
     Rope,
     RopeSpec,
     Route,
@@ -98,6 +100,7 @@ class Record:
     place."""
     selected: bool = False
     """The rows are those whose logits are wanted."""
+    tap: Tap | None = None
 
     def writes(self) -> Iterator[Value]:
         """Values made by the record."""
@@ -147,6 +150,8 @@ class Record:
             inside |= {part.out.name for part in self.parts}
         made = ", ".join(v.name for v in self.writes() if v.name not in inside) or "-"
         words = [v.name for v in self._operands()]
+        if self.tap:
+            words += [f"{self.tap.form} {self.tap.count}" if self.tap.count else self.tap.form]
         words += [w for w in (self.weight, *(t.weight for t in self.turns), *(p.weight for p in self.parts)) if w]
         words += [f"bias {p.bias}" for p in self.parts if p.bias]
         if self.layer >= 0:
@@ -188,12 +193,13 @@ def quant_row_bytes(cols: int) -> int:
     return (cols + cols // 32 * 8 + cols // 16 * 4 + 63) // 64 * 64
 
 
-def lower(graph: Graph, quantized: Callable[[str], bool]) -> Lowered:
+def lower(graph: Graph, quantized: Callable[[str], bool], taps: Sequence[Tap] = ()) -> Lowered:
     """Lower a fused graph.
 
     Args:
-        graph: as `fuse` gives it.
+        graph: as `fuse` gives it, with the values that are tapped kept.
         quantized: whether the weight of that name takes quantised activations.
+        taps: what is looked at. Raises RequestError: the graph has no such value, or it has fewer numbers.
     """
     records: list[Record] = []
     selected: set[str] = set()
@@ -203,7 +209,26 @@ def lower(graph: Graph, quantized: Callable[[str], bool]) -> Lowered:
             record = _select(record)
             selected.update(v.name for v in record.writes())
         records.append(record)
+    if taps:
+        records = list(_tapped(graph, records, taps))
     return _place(_quantise_inputs(_in_place(records, graph.result)), graph.result)
+
+
+def _tapped(graph: Graph, records: list[Record], taps: Sequence[Tap]) -> Iterator[Record]:
+    """The records, each tap after the one that makes its value."""
+    values = {value.name: value for value in graph.values()}
+    for tap in taps:
+        value = values.get(tap.name)
+        if value is None:
+            raise RequestError(f"this model makes no value {tap.name!r}", param="names")
+        if not 0 <= tap.count <= value.size or (tap.count == 0) != (tap.form in ("row", "stats")):
+            raise RequestError(f"{tap.name} has {value.size} numbers; {tap.form} of {tap.count} is not to be had")
+    for record in records:
+        yield record
+        made = {value.name for value in record.writes()}
+        for tap in taps:
+            if tap.name in made:
+                yield Record("tap", reads=(values[tap.name],), tap=tap, selected=record.selected)
 
 
 def _select(record: Record) -> Record:
@@ -240,6 +265,8 @@ def _record(op: Op, quantized: Callable[[str], bool]) -> Record:
             return _rope_store(parts, seen)
         case Attention(out, q, layer, _, scale, window, cap, sinks):
             return Record("attention", out, (q,), sinks, layer=layer, number=scale, cap=cap, window=window)
+        case Patch(out, x):
+            return Record("patch", out, (x,))
         case Fused("rows", parts):
             return Record("rows", steps=tuple(map(_step, parts)))
         case _:

@@ -272,6 +272,14 @@ class SelectRows:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """out = x, as whoever runs a fork leaves it: the one place where a run may be changed from outside."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True)
 class Fused:
     """Several ops that a device runs as one, with float32 between them, so that the bits are those of its parts."""
 
@@ -301,6 +309,7 @@ Op = (
     | Mix
     | Add
     | SelectRows
+    | Patch
     | Fused
 )
 """Every kind of op there is."""
@@ -356,7 +365,7 @@ def check(op: Op) -> None:
         case Normalize(out, x, groups=groups) | Multiply(out, x, groups=groups):
             need(out.shape == x.shape, "input and output differ in shape")
             need(groups > 0 and x.size % groups == 0, "the row does not divide into its groups")
-        case Shift(out, x) | Scale(out, x) | SoftCap(out, x) | Activate(out, x) | SelectRows(out, x):
+        case Shift(out, x) | Scale(out, x) | SoftCap(out, x) | Activate(out, x) | SelectRows(out, x) | Patch(out, x):
             need(out.shape == x.shape, "input and output differ in shape")
         case Rope(out, x, rope):
             need(out.shape == x.shape and len(x.shape) == 2, "rope takes and gives (heads, d_head)")

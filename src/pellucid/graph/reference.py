@@ -30,6 +30,7 @@ from pellucid.graph.ops import (
     Multiply,
     Normalize,
     Op,
+    Patch,
     Rope,
     RopeSpec,
     Route,
@@ -67,6 +68,7 @@ class Reference:
         *,
         rows: Sequence[int] | None = None,
         watch: Callable[[str, Array], None] | None = None,
+        patch: Callable[[str, Array], Array] | None = None,
     ) -> Array:
         """Logits (rows, vocab) of a sequence of tokens from position 0.
 
@@ -74,6 +76,7 @@ class Reference:
             tokens: token ids.
             rows: rows whose logits are wanted; None: all.
             watch: called with the name and (tokens, *shape) of every value as it is made.
+            patch: what Patch ops make of a value, by its name; None: they leave it.
         """
         ids = np.asarray(tokens, dtype=np.int64)
         selected = np.arange(len(ids)) if rows is None else np.asarray(rows, dtype=np.int64)
@@ -139,6 +142,8 @@ class Reference:
                     make(out.name, values[a.name] + values[b.name])
                 case SelectRows(out, x):
                     make(out.name, values[x.name][selected])
+                case Patch(out, x):
+                    make(out.name, values[x.name] if patch is None else patch(x.name, values[x.name].copy()))
                 case Fused(parts=parts):
                     for part in parts:
                         run(part)

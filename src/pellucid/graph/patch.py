@@ -1,0 +1,47 @@
+"""Places in a graph where a fork may change a value.
+
+Law: what is patched is read by everything that read the value, and by nothing else; a graph in which nothing is patched
+is the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pellucid.errors import RequestError
+from pellucid.graph.graph import Graph
+from pellucid.graph.ops import Op, Patch, Value, inputs, outputs, plain
+
+SUFFIX = ".patched"
+
+
+def patched(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph with a Patch behind each named value. Raises RequestError for a name that it does not have."""
+    ops = tuple(plain(graph.ops))
+    missing = set(names) - {value.name for op in ops for value in outputs(op)}
+    if missing:
+        raise RequestError(f"this model makes no value {min(missing)!r}; `pellucid lens --names` lists them")
+    if not names:
+        return graph
+    now: dict[Value, Value] = {}
+    out: list[Op] = []
+    for op in ops:
+        out.append(_reading(op, now))
+        for value in outputs(op):
+            if value.name in names:
+                now[value] = Value(value.name + SUFFIX, value.shape)
+                out.append(Patch(now[value], value))
+    return Graph(tuple(out), now.get(graph.result, graph.result))
+
+
+def _reading(op: Op, now: dict[Value, Value]) -> Op:
+    """The op, reading each value as it is now."""
+    read = set(inputs(op))
+    made = set(outputs(op))
+    fields = {
+        name: now[value]
+        for name, value in vars(op).items()
+        if isinstance(value, Value) and value in read and value not in made and value in now
+    }
+    return replace(op, **fields) if fields else op
