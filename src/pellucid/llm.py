@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from pellucid.config import EngineConfig
 from pellucid.errors import CapacityError, ConfigError, EngineError, RequestError
@@ -27,6 +27,9 @@ from pellucid.results import Chunk, RequestOutput, ScoreResult
 from pellucid.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from pellucid.answers import Answer
     from pellucid.checkpoint.open import Checkpoint
     from pellucid.devices.base import Device
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from pellucid.engine.events import Event
     from pellucid.engine.worker import Worker
     from pellucid.models.spec import ModelSpec
+    from pellucid.probes.trace import Trace
     from pellucid.text.chat import ChatTemplate
     from pellucid.text.tokenizer import Tokenizer
 
@@ -193,7 +197,15 @@ class LLM:
     # -- what a model is asked to do -------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params | None = None, *, progress: bool | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        output_scores: bool = False,
+        output_logits: bool = False,
     ) -> list[RequestOutput]:
         """Continue one prompt or many; the results come in the order of the prompts.
 
@@ -201,13 +213,29 @@ class LLM:
             prompts: text, token ids, or a list of these.
             params: one for all, or one for each prompt; None: DEFAULT_PARAMS.
             progress: show a bar on stderr; None: for two or more prompts when stderr is a terminal.
+            output_attentions, output_hidden_states, output_scores, output_logits: put these on each answer, in Hugging
+                Face's shapes, by a replay of its tokens within 512 MiB (CompletionOutput says what they are).
 
         Raises:
             RequestError: a prompt or a parameter that cannot be served; nothing is generated then.
             ContextLengthError: a prompt and its answer do not fit the context.
         """
         many = _prompts(prompts)
-        return self._complete([self._of_prompt(prompt) for prompt in many], params, progress)
+        results = self._complete([self._of_prompt(prompt) for prompt in many], params, progress)
+        if output_attentions or output_hidden_states or output_scores or output_logits:
+            from pellucid.probes.inspect import fill_outputs
+
+            for result, one in zip(results, _params(params, len(many)), strict=True):
+                fill_outputs(
+                    self,
+                    result,
+                    one or DEFAULT_PARAMS,
+                    attentions=output_attentions,
+                    hidden_states=output_hidden_states,
+                    scores=output_scores,
+                    logits=output_logits,
+                )
+        return results
 
     def chat(
         self,
@@ -263,6 +291,68 @@ class LLM:
             logprobs.append(None if entry is None else entry[token].logprob)
             ranks.append(None if entry is None else entry[token].rank)
         return ScoreResult(ids, [self.tokenizer.decode([i], skip_special=False) for i in ids], logprobs, ranks)
+
+    # -- to look inside --------------------------------------------------------------------------------------------
+
+    def inspect(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        level: Literal["tokens", "summary", "heads"] = "summary",
+        budget: int | str = "512MB",
+    ) -> Trace:
+        """Answer a prompt, or a conversation, and look into what happened, by a replay of the very tokens.
+
+        Args:
+            params: None takes the likeliest token, once; max_tokens=0 looks at the prompt alone.
+            level: what is computed at once; everything else when it is asked for.
+            budget: bytes that looking may take besides the model ("512MB").
+
+        Raises:
+            RequestError, ContextLengthError: as `generate`.
+            MemoryPlanError: so many tokens cannot be looked into within the budget.
+        """
+        from pellucid.probes.inspect import inspect
+
+        return inspect(self, prompt, params, level=level, budget=budget)
+
+    def run_with_cache(
+        self,
+        prompt: Prompt | Sequence[Message],
+        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        budget: int | str = "512MB",
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """Logits (tokens, vocab) of one forward, and the named values, each (tokens, *shape).
+
+        Args:
+            names_filter: names as TransformerLens has them (`*` stands for anything), or a function that chooses; None:
+                all. Attention scores and patterns are (heads, tokens, keys).
+            positions: rows that are kept; None: all.
+            budget: bytes; more is an error, never a swap.
+        """
+        from pellucid.probes.inspect import run_with_cache
+
+        return run_with_cache(self, prompt, names_filter, positions=positions, budget=budget)
+
+    def run_with_hooks(
+        self,
+        prompt: Prompt | Sequence[Message],
+        fwd_hooks: Sequence[tuple[str, Callable[[NDArray[np.float32], str], NDArray[np.float32] | None]]],
+        *,
+        budget: int | str = "512MB",
+    ) -> NDArray[np.float32]:
+        """Logits (tokens, vocab) of a fork in which hooks may change values.
+
+        Args:
+            fwd_hooks: (name, function); the function gets (rows, *shape) and the name, chunk by chunk, and may write to
+                the array or return another. The served requests are not touched.
+        """
+        from pellucid.probes.inspect import run_with_hooks
+
+        return run_with_hooks(self, prompt, fwd_hooks, budget=budget)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text. Spellings of control tokens are text unless `parse_special`."""

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float32]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -45,6 +51,15 @@ class CompletionOutput:
     """Why it ended: stop (end of the answer, stop string, stop id), length, abort, error; None while it runs."""
     stop_reason: int | str | None = None
     """The stop string or the id of `stop_token_ids` that ended it; None for the model's own end of answer."""
+    attentions: tuple[tuple[Array, ...], ...] | None = None
+    """These four as Hugging Face's generate gives them, where asked for: an entry for each token drawn, the first over
+    the whole prompt. Here layer → (1, heads, queries, keys)."""
+    hidden_states: tuple[tuple[Array, ...], ...] | None = None
+    """n_layers + 1 of (1, queries, d_model): the embedding, what each layer left, the last behind the final norm."""
+    scores: tuple[Array, ...] | None = None
+    """(1, vocab): logits after every stage before the draw, -inf for what was cut."""
+    logits: tuple[Array, ...] | None = None
+    """(1, vocab): as the model gave them."""
 
     @property
     def finished(self) -> bool:

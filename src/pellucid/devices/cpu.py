@@ -20,7 +20,7 @@ from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
 from pellucid.graph.ops import RopeSpec, Value
-from pellucid.graph.patch import patched
+from pellucid.graph.patch import patched, tail
 from pellucid.graph.reference import rope_angles
 from pellucid.kv.store import KVGeometry
 
@@ -137,14 +137,19 @@ class CpuDevice:
         if found is None:
             while len(self._plans) >= MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
-            found = self._tapped(*key)
+            found = self._tapped(patched(self.graph, key[1]), key[0])
         self._plans[key] = found
         return found
 
-    def _tapped(self, taps: tuple[Tap, ...], patches: tuple[str, ...]) -> TappedPlan:
-        graph, shape, vectors = self._source
+    def tail(self, taps: Sequence[Tap] = ()) -> tuple[TappedPlan, str]:
+        """A plan of what follows the last layer, and the name of its patch: see graph.patch.tail."""
+        graph, name = tail(self.graph)
+        return self._tapped(graph, tuple(taps)), name
+
+    def _tapped(self, graph: Graph, taps: tuple[Tap, ...]) -> TappedPlan:
+        _, shape, vectors = self._source
         config, context = self.config, self.context
-        fused = fuse(patched(graph, patches), keep={tap.name for tap in taps})
+        fused = fuse(graph, keep={tap.name for tap in taps})
         lowered = lower(fused, lambda name: self.matrices[name].format not in FLOAT_FORMATS, taps)
         try:
             plan = _core.Plan(

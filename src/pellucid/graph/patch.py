@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pellucid.errors import RequestError
 from pellucid.graph.graph import Graph
-from pellucid.graph.ops import Op, Patch, Value, inputs, outputs, plain
+from pellucid.graph.ops import Embed, Op, Patch, SelectRows, Value, inputs, outputs, plain
 
 SUFFIX = ".patched"
 
@@ -33,6 +33,24 @@ def patched(graph: Graph, names: Collection[str]) -> Graph:
                 now[value] = Value(value.name + SUFFIX, value.shape)
                 out.append(Patch(now[value], value))
     return Graph(tuple(out), now.get(graph.result, graph.result))
+
+
+def tail(graph: Graph) -> tuple[Graph, str]:
+    """What a model makes of the residual stream behind its last layer, and the name of the patch that puts one there.
+
+    The rows come from an embedding that the patch overwrites, so any vectors of that width can be read as if they were
+    what the last layer left: the logit lens (nostalgebraist 2020), by the served model's own ops.
+    """
+    ops = tuple(plain(graph.ops))
+    at = next((i for i, op in enumerate(ops) if isinstance(op, SelectRows)), None)
+    first = next((op for op in ops if isinstance(op, Embed)), None)
+    if at is None or first is None:
+        raise RequestError("this model's graph has no rows of logits to choose, so no lens")
+    select = ops[at]
+    (x,) = inputs(select)
+    out = Value(x.name + SUFFIX, x.shape)
+    begin = (Embed(Value(f"{x.name}.room", x.shape), first.table, 1.0), Patch(out, Value(f"{x.name}.room", x.shape)))
+    return Graph((*begin, _reading(select, {x: out}), *ops[at + 1 :]), graph.result), x.name
 
 
 def _reading(op: Op, now: dict[Value, Value]) -> Op:

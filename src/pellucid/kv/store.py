@@ -51,22 +51,36 @@ class KVGeometry:
 
 def unpack_page(page: NDArray[np.uint8], g: KVGeometry) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """K and V of one page of one layer, each (kv_heads, page_size, d_head) float32. Layout: native/kv.h."""
-    d, groups = g.d_head, g.page_size // KEY_GROUP
-    heads = page.reshape(g.kv_heads, -1)
+    k, v = unpack_heads(page.reshape(g.kv_heads, -1), g)
+    return k, v
+
+
+def unpack_tokens(
+    pages: NDArray[np.uint8], g: KVGeometry, head: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """K and V of one KV head in pages (pages, bytes) of one layer, in order: each (pages · page_size, d_head)."""
+    heads = pages.reshape(len(pages), g.kv_heads, -1)[:, head]
+    k, v = unpack_heads(heads, g)
+    return k.reshape(-1, g.d_head), v.reshape(-1, g.d_head)
+
+
+def unpack_heads(heads: NDArray[np.uint8], g: KVGeometry) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """K and V of heads of pages (n, bytes of a head), each (n, page_size, d_head)."""
+    d, groups, n = g.d_head, g.page_size // KEY_GROUP, len(heads)
     if g.format == "f16":
         k_bytes = g.page_size * d * 2
-        k = heads[:, :k_bytes].copy().view(np.float16).reshape(g.kv_heads, groups, d, KEY_GROUP)
-        v = heads[:, k_bytes:].copy().view(np.float16).reshape(g.kv_heads, g.page_size, -1)[..., :d]
-        return k.transpose(0, 1, 3, 2).reshape(g.kv_heads, g.page_size, d).astype(np.float32), v.astype(np.float32)
+        k = heads[:, :k_bytes].copy().view(np.float16).reshape(n, groups, d, KEY_GROUP)
+        v = heads[:, k_bytes:].copy().view(np.float16).reshape(n, g.page_size, -1)[..., :d]
+        return k.transpose(0, 1, 3, 2).reshape(n, g.page_size, d).astype(np.float32), v.astype(np.float32)
 
     blocks = d // 32
     group_bytes = KEY_GROUP * (d + 2 * blocks)
-    k_raw = heads[:, : groups * group_bytes].reshape(g.kv_heads, groups, group_bytes)
-    k_codes = k_raw[..., : KEY_GROUP * d].copy().view(np.int8).reshape(g.kv_heads, groups, blocks, 32, KEY_GROUP)
-    k_scales = k_raw[..., KEY_GROUP * d :].copy().view(np.float16).reshape(g.kv_heads, groups, blocks, 1, KEY_GROUP)
+    k_raw = heads[:, : groups * group_bytes].reshape(n, groups, group_bytes)
+    k_codes = k_raw[..., : KEY_GROUP * d].copy().view(np.int8).reshape(n, groups, blocks, 32, KEY_GROUP)
+    k_scales = k_raw[..., KEY_GROUP * d :].copy().view(np.float16).reshape(n, groups, blocks, 1, KEY_GROUP)
     k = (k_codes.astype(np.float32) * k_scales.astype(np.float32)).transpose(0, 1, 4, 2, 3)
     v_raw = heads[:, groups * group_bytes :]
-    v_codes = v_raw[:, : g.page_size * d].copy().view(np.int8).reshape(g.kv_heads, g.page_size, blocks, 32)
-    v_scales = v_raw[:, g.page_size * d :].copy().view(np.float16).reshape(g.kv_heads, g.page_size, blocks, 1)
+    v_codes = v_raw[:, : g.page_size * d].copy().view(np.int8).reshape(n, g.page_size, blocks, 32)
+    v_scales = v_raw[:, g.page_size * d :].copy().view(np.float16).reshape(n, g.page_size, blocks, 1)
     v = v_codes.astype(np.float32) * v_scales.astype(np.float32)
-    return k.reshape(g.kv_heads, g.page_size, d), v.reshape(g.kv_heads, g.page_size, d)
+    return k.reshape(n, g.page_size, d), v.reshape(n, g.page_size, d)
