@@ -1,12 +1,14 @@
 // Binding of the pool, the KV store and the plan. Law: no arithmetic; check shapes, release the GIL, call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "bind.h"
 #include "dispatch.h"
@@ -294,6 +296,59 @@ void bind_plan(nb::module_& m) {
             p.plan.profile(s, times.data());
           },
           "tokens"_a, "positions"_a, "seq_starts"_a, "page_tables"_a, "logit_rows"_a, "logits"_a, "times"_a);
+
+  m.def(
+      "look",
+      [](nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> q, Ints positions,
+         nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> keys, float scale, float cap,
+         int window, std::optional<float> sink, Floats previous,
+         nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> spans,
+         std::optional<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>> sums,
+         std::optional<nb::ndarray<float, nb::ndim<2>, nb::device::cpu>> weights, const std::string& isa) {
+        LookArgs a{};
+        a.rows = static_cast<int>(q.shape(0));
+        a.d = static_cast<int>(q.shape(1));
+        const int keys_end = static_cast<int>(keys.shape(0)) * kKeyGroup;
+        const bool fits = a.rows == static_cast<int>(positions.size()) &&
+                          static_cast<int>(keys.shape(1)) == a.d && keys.shape(2) == kKeyGroup &&
+                          (a.d == 0 || q.stride(1) == 1) && static_cast<int>(previous.size()) > keys_end &&
+                          spans.shape(1) == 2 && window >= 0 &&
+                          (!sums || sums->shape(0) == kLookSums + spans.shape(0)) &&
+                          (!weights || (weights->shape(0) == q.shape(0) && weights->stride(1) == 1));
+        if (!fits) throw nb::value_error("look: arrays differ in size");
+        for (int i = 0; i < a.rows; ++i) {
+          const int p = positions.data()[i];
+          if (p < 0 || p >= keys_end || (i && p <= positions.data()[i - 1]) ||
+              (weights && p >= static_cast<int>(weights->shape(1))))
+            throw nb::value_error("look: positions must ascend, and have keys");
+        }
+        for (size_t i = 0; i < spans.shape(0); ++i)
+          if (spans(i, 0) < 0 || spans(i, 1) > keys_end)
+            throw nb::value_error("look: a span is outside the keys");
+        std::vector<float> scratch(static_cast<size_t>(kLookRows * keys_end));
+        a.q = q.data();
+        a.q_stride = q.stride(0);
+        a.positions = positions.data();
+        a.keys = keys.data();
+        a.scale = scale;
+        a.cap = cap;
+        a.window = window;
+        a.sink = sink ? &*sink : nullptr;
+        a.previous = previous.data();
+        a.span = spans.data();
+        a.spans = static_cast<int>(spans.shape(0));
+        a.sums = sums ? sums->data() : nullptr;
+        a.weights = weights ? weights->data() : nullptr;
+        a.weights_stride = weights ? weights->stride(0) : 0;
+        a.scratch = scratch.data();
+        a.stride = keys_end;
+        const Kernels& table = isa.empty() ? kernels() : BoundPlan::named(isa);
+        const nb::gil_scoped_release free;
+        table.look(a);
+      },
+      "q"_a, "positions"_a, "keys"_a, "scale"_a, "cap"_a, "window"_a, "sink"_a.none(), "previous"_a,
+      "spans"_a, "sums"_a.none(), "weights"_a.none(), "isa"_a);
+  m.attr("LOOK_SUMS") = kLookSums;
 
   m.attr("RESULT") = kResult;
   m.attr("NONE") = kNone;

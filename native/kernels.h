@@ -74,6 +74,27 @@ struct ExpertKernels {
   void (*add_scaled)(const float* x, float factor, int n, float* out);
 };
 
+// What rows of one query head look at (look.h), besides the kernel that serves.
+constexpr int kLookRows = 4, kLookSums = 9;
+struct LookArgs {
+  const float* q;  // rows of d floats
+  int64_t q_stride;
+  int rows, d;
+  const int32_t* positions;  // of the rows, ascending
+  const float* keys;         // groups of 16 keys from position 0: float[d][16]
+  float scale, cap;
+  int window;
+  const float* sink;      // or null
+  const float* previous;  // the token before each key, and before one key more; padded to whole groups
+  const int32_t* span;    // first and end of each span
+  int spans;
+  double* sums;    // kLookSums and one for each span, added to; or null
+  float* weights;  // a row for each query, of which only keys that it sees are written; or null
+  int64_t weights_stride;
+  float* scratch;  // kLookRows rows of `stride`, a multiple of 16, floats
+  int64_t stride;
+};
+
 struct Kernels {
   const char* name;
   void (*linear[kFormats])(const LinearArgs&);
@@ -84,6 +105,7 @@ struct Kernels {
   void (*unpack_row[kFormats])(const uint8_t* packed, int rows, int cols, int row, float* out);
   RowKernels rows;
   ExpertKernels experts;
+  void (*look)(const LookArgs&);
   // The machine's peaks, to hold the others against (peaks.h).
   int64_t (*spin)(int64_t rounds);
   void (*read)(const uint8_t* p, int64_t n);

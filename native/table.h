@@ -3,6 +3,7 @@
 #pragma once
 #include "attention.h"
 #include "kernels.h"
+#include "look.h"
 #include "matmul.h"
 #include "peaks.h"
 #include "quantize.h"
@@ -32,6 +33,7 @@ constexpr Kernels make_table() {
                      unpack_quantized<TQ2_0<S>>},
       .rows = row_kernels<S>(),
       .experts = expert_kernels<S>(),
+      .look = look<S>,
       .spin = spin<S>,
       .read = read<S>,
   };

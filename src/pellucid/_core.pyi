@@ -283,6 +283,26 @@ class Plan:
     ) -> None:
         """As run; fills times (threads, ops, 2) with the nanoseconds of each op and of its waits for others."""
 
+LOOK_SUMS: int
+
+def look(
+    q: NDArray[np.float32],
+    positions: NDArray[np.int32],
+    keys: NDArray[np.float32],
+    scale: float,
+    cap: float,
+    window: int,
+    sink: float | None,
+    previous: NDArray[np.float32],
+    spans: NDArray[np.int32],
+    sums: NDArray[np.float64] | None,
+    weights: NDArray[np.float32] | None,
+    isa: str,
+) -> None:
+    """What rows (rows, d_head) of one query head look at: their metrics (native/look.h) are added to sums (LOOK_SUMS +
+    spans), and their weights written to weights (rows, keys), of which unseen keys are left as they are. keys:
+    (groups, d_head, 16) from position 0; previous: the token before each of them, and one more."""
+
 # bind_vocab.cpp
 
 def spm_merges(

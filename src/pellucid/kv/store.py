@@ -64,6 +64,17 @@ def unpack_tokens(
     return k.reshape(-1, g.d_head), v.reshape(-1, g.d_head)
 
 
+def unpack_key_groups(pages: NDArray[np.uint8], g: KVGeometry, head: int) -> NDArray[np.float32]:
+    """K of one KV head in pages (pages, bytes) of one layer as it lies there: (groups, d_head, KEY_GROUP)."""
+    heads = pages.reshape(len(pages), g.kv_heads, -1)[:, head]
+    d, groups = g.d_head, g.page_size // KEY_GROUP
+    if g.format == "f16":
+        halves = heads[:, : g.page_size * d * 2].copy().view(np.float16)
+        return halves.astype(np.float32).reshape(-1, d, KEY_GROUP)
+    k, _ = unpack_heads(heads, g)
+    return np.ascontiguousarray(k.reshape(len(pages) * groups, KEY_GROUP, d).transpose(0, 2, 1))
+
+
 def unpack_heads(heads: NDArray[np.uint8], g: KVGeometry) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """K and V of heads of pages (n, bytes of a head), each (n, page_size, d_head)."""
     d, groups, n = g.d_head, g.page_size // KEY_GROUP, len(heads)

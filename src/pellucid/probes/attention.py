@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid import _core
 from pellucid.graph.reference import soft_cap
 from pellucid.probes.anatomy import AttentionLayer
 from pellucid.probes.replay import Part, Replay
@@ -26,8 +27,8 @@ from pellucid.probes.replay import Part, Replay
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
-LOCAL = 16
 METRICS = ("self", "previous", "first", "local", "entropy", "distance", "spread", "induction", "sink")
+NO_SPANS = np.empty((0, 2), np.int32)
 MASKED = np.float32(-1e30)
 """Score of a key that is not seen: finite, so that it times nothing is nothing."""
 
@@ -73,20 +74,38 @@ def softmax(s: F32, sink: float | None = None) -> F32:
 def patterns(replay: Replay, layer: AttentionLayer, q: F32, rows: I32, heads: Sequence[int], raw: bool = False) -> F32:
     """Weights (heads, rows, keys) of some heads; keys up to the last row. raw: scores, -inf where not seen."""
     end = int(rows[-1]) + 1
-    out = np.empty((len(heads), len(rows), end), np.float32)
-    sinks = replay.sinks(layer.layer)
+    out = np.zeros((len(heads), len(rows), end), np.float32)
+    sinks, previous = replay.sinks(layer.layer), replay.previous
     known: dict[int, F32] = {}
     for i, head in enumerate(heads):
         kv = layer.kv_head(head)
-        if kv not in known:
-            known = {kv: replay.keys(layer.layer, kv, end)[0]}
-        s = scores(q[:, head], known[kv], rows, layer)
         if raw:
+            s = scores(q[:, head], replay.keys(layer.layer, kv, end)[0], rows, layer)
             s[s <= MASKED] = -np.inf
             out[i] = s
-        else:
-            out[i] = softmax(s, None if sinks is None else float(sinks[head]))
+            continue
+        if kv not in known:
+            known = {kv: replay.key_groups(layer.layer, kv, end)}
+        sink = None if sinks is None else float(sinks[head])
+        _look(layer, q[:, head], rows, known[kv], sink, previous, NO_SPANS, None, out[i])
     return out
+
+
+def _look(
+    layer: AttentionLayer,
+    q: F32,
+    rows: I32,
+    keys: F32,
+    sink: float | None,
+    previous: F32,
+    spans: I32,
+    sums: F64 | None,
+    weights: F32 | None,
+) -> None:
+    """The core's `look` at one head."""
+    _core.look(
+        q, rows, keys, layer.scale, layer.cap, layer.window, sink, previous, spans, sums, weights, ""
+    )  # fmt: skip
 
 
 def attend(replay: Replay, layer: AttentionLayer, q: F32, rows: I32, masked: NDArray[np.bool_]) -> F32:
@@ -137,105 +156,30 @@ def head_metrics(replay: Replay, segments: Sequence[tuple[str, int, int]] = (), 
     # As many layers' queries in one pass as the budget holds.
     row_bytes = 4 * max(a.heads * a.d_head for a in layers)
     group = max(1, min(count, replay.spare // 4 // (row_bytes * min(replay.chunk, n))))
+    spans = np.array([[a, b] for _, a, b in segments], np.int32).reshape(-1, 2)
+    previous = replay.previous
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, count, group):
             some = layers[first : first + group]
             for part in replay.run([a.q for a in some]):
-                shared = _Shared.of(replay.tokens, part.positions, part.computed, segments)
                 work = [(a, kv) for a in some for kv in range(a.kv_heads)]
 
-                def measured(
-                    item: tuple[AttentionLayer, int], part: Part = part, shared: _Shared = shared
-                ) -> tuple[AttentionLayer, int, F64]:
+                def measure(item: tuple[AttentionLayer, int], part: Part = part) -> None:
                     a, kv = item
-                    return a, kv, _of_heads(replay, a, kv, part.of(a.q), part.positions, shared)
+                    keys, q, sinks = replay.key_groups(a.layer, kv, part.computed), part.of(a.q), replay.sinks(a.layer)
+                    here = np.minimum(spans, len(keys) * 16)
+                    for head in range(kv * (a.heads // a.kv_heads), (kv + 1) * (a.heads // a.kv_heads)):
+                        sink = None if sinks is None else float(sinks[head])
+                        out = sums[a.layer, head]  # of this head alone: no two threads write it
+                        _look(a, q[:, head], part.positions, keys, sink, previous, here, out, None)
 
-                for a, kv, found in pool.map(measured, work):
-                    at = kv * (a.heads // a.kv_heads)
-                    sums[a.layer, at : at + len(found)] += found
+                list(pool.map(measure, work))
     sums /= n
     values = {name: sums[..., i] for i, name in enumerate(METRICS)}
     # Summed as the mean of the variances; told as a deviation.
     values["spread"] = np.sqrt(np.maximum(values["spread"], 0))
     named = {name: sums[..., len(METRICS) + i] for i, (name, _, _) in enumerate(segments)}
     return HeadMetrics(values, named, layers[0].kv_heads)
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What all heads of a chunk use: which places of a row each metric sums."""
-
-    near: tuple[I32, I32]
-    """(row, key) pairs of the last LOCAL keys."""
-    following: tuple[NDArray[np.int64], NDArray[np.int64]]
-    """(row, key) pairs where the key's predecessor is the query's token."""
-    features: F32
-    """(keys, 3 + segments): 1, distance from the chunk's middle and its square, whether a key is in a segment."""
-    middle: float
-
-    @staticmethod
-    def of(tokens: I32, rows: I32, end: int, segments: Sequence[tuple[str, int, int]]) -> _Shared:
-        back = rows[:, None] - np.arange(LOCAL, dtype=np.int32)[None]
-        seen = back >= 0
-        row = np.broadcast_to(np.arange(len(rows), dtype=np.int32)[:, None], back.shape)
-        match = np.zeros((len(rows), end), np.bool_)
-        match[:, 1:] = tokens[rows][:, None] == tokens[None, : end - 1]
-        match &= np.arange(end)[None] <= rows[:, None]
-        keys = np.arange(end)
-        middle = float(rows.mean())
-        columns = [np.ones(end), keys - middle, (keys - middle) ** 2]
-        columns += [((keys >= a) & (keys < b)).astype(np.float64) for _, a, b in segments]
-        row_at, key_at = np.nonzero(match)
-        return _Shared((row[seen], back[seen]), (row_at, key_at), np.stack(columns, axis=1).astype(np.float32), middle)
-
-
-def _of_heads(replay: Replay, layer: AttentionLayer, kv: int, q: F32, rows: I32, shared: _Shared) -> F64:
-    """Sums over the rows of the metrics of the heads that read one KV head."""
-    k, _ = replay.keys(layer.layer, kv, len(shared.features))
-    sinks = replay.sinks(layer.layer)
-    group = layer.heads // layer.kv_heads
-    found = np.zeros((group, len(METRICS) + shared.features.shape[1] - 3))
-    own = np.arange(len(rows))
-    before = rows > 0
-    back = (rows - shared.middle).astype(np.float64)
-    for i, head in enumerate(range(kv * group, (kv + 1) * group)):
-        s = scores(q[:, head], k, rows, layer)
-        most = s.max(axis=1, keepdims=True)
-        sink = None
-        if sinks is not None:
-            most = np.maximum(most, sinks[head])
-            sink = np.exp(sinks[head] - most[:, 0]).astype(np.float64)
-        s -= most
-        np.maximum(s, FAINT, out=s)
-        e = np.exp(s)
-        sums = (e @ shared.features).astype(np.float64)
-        total = sums[:, 0] if sink is None else sums[:, 0] + sink
-        weighted = np.einsum("rk,rk->r", e, s, dtype=np.float32).astype(np.float64)
-        share = 1.0 / total
-        mean = sums[:, 1] * share
-        # From distances about the middle to distances back from each row; the sink looks nowhere.
-        seen = sums[:, 0] * share
-        far = back * seen - mean
-        square = back**2 * seen - 2 * back * mean + sums[:, 2] * share
-        near = np.bincount(shared.near[0], e[shared.near], len(rows)) * share
-        after = np.bincount(shared.following[0], e[shared.following], len(rows)) * share
-        entropy = np.log(total) - weighted * share
-        if sink is not None and sinks is not None:
-            entropy -= sink * share * (sinks[head] - most[:, 0])
-        numbers = (
-            e[own, rows] * share,
-            e[own[before], rows[before] - 1] * share[before],
-            e[:, 0] * share,
-            near,
-            entropy,
-            far,
-            square - far**2,
-            after,
-            np.zeros(1) if sink is None else sink * share,
-        )
-        found[i, : len(METRICS)] = [float(x.sum()) for x in numbers]
-        found[i, len(METRICS) :] = (sums[:, 3:] * share[:, None]).sum(axis=0)
-    return found
 
 
 def rows_of(

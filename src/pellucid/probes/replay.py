@@ -18,7 +18,7 @@ from pellucid.devices.cpu import CpuDevice
 from pellucid.devices.tapped import TappedPlan
 from pellucid.errors import ContextLengthError, MemoryPlanError, RequestError
 from pellucid.graph.patch import tail
-from pellucid.kv.store import unpack_tokens
+from pellucid.kv.store import unpack_key_groups, unpack_tokens
 from pellucid.probes.anatomy import Anatomy
 
 F32 = NDArray[np.float32]
@@ -204,6 +204,19 @@ class Replay:
         pages = self.device.kv.layer(layer)[: -(-n // self.device.page_size)]
         k, v = unpack_tokens(pages, self.device.geometry, kv_head)
         return k[:n], v[:n]
+
+    def key_groups(self, layer: int, kv_head: int, stop: int) -> F32:
+        """K of one KV head at positions 0 to `stop`, as the cache holds it: (groups, d_head, 16)."""
+        pages = self.device.kv.layer(layer)[: -(-stop // self.device.page_size)]
+        return unpack_key_groups(pages, self.device.geometry, kv_head)
+
+    @property
+    def previous(self) -> F32:
+        """The token before each position, as numbers, up to one position more than there is room for."""
+        room = self._pages.size * self.device.page_size
+        out = np.full(room + 1, -1, np.float32)
+        out[1 : len(self.tokens) + 1] = self.tokens
+        return out
 
     def sinks(self, layer: int) -> F32 | None:
         """The sink of each head of a layer, where there are any."""
