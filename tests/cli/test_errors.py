@@ -110,7 +110,7 @@ def test_help(cli: Cli) -> None:
     assert bare.out == asked.out
     for theme in COMMANDS.values():
         for name, about in theme:
-            assert f"{name:<8} {about}" in asked.out
+            assert f"{name:<9} {about}" in asked.out
 
 
 @pytest.mark.parametrize("name", [name for theme in COMMANDS.values() for name, _ in theme])

@@ -39,7 +39,7 @@ class _Commands(TyperGroup):
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]
         lines = ["Usage: pellucid COMMAND [OPTIONS]", "", "The see-through LLM inference engine.", ""]
         for theme, commands in COMMANDS.items():
-            lines += [f"{theme}:", *(f"  {name:<8} {about}" for name, about in commands), ""]
+            lines += [f"{theme}:", *(f"  {name:<9} {about}" for name, about in commands), ""]
         lines += [
             "Options:",
             "  -V, --version         Show the version",

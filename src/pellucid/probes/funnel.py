@@ -120,8 +120,8 @@ def funnel(
     before = len(logits)
     for record in trace.stages:
         cuts = record.name in ("top_k", "top_p", "min_p")
-        kept = len(logits) if record.name in ("penalties", "logit_bias", "temperature") else record.kept
-        kept = min(kept, before)
+        edits = record.name in ("penalties", "logit_bias", "temperature")
+        kept = min(record.kept, before) if record.changed and not edits else before
         if record.name == "draw":
             kept, removed, share = 1, before - 1, 0.0
         else:

@@ -20,7 +20,7 @@ from pellucid.probes.replay import Replay
 
 CUTS = {
     "section": re.compile(rb"(?s).+?(?:\n\s*\n\s*|\Z)"),
-    "sentence": re.compile(rb"(?s).+?(?:[.!?]+[\"')\]]*(?=\s|\Z)\s?|\n+|\Z)"),
+    "sentence": re.compile(rb"(?s).+?(?:[.!?]+[\"')\]]*(?=\s|\Z)|\n+|\Z)"),
     "word": re.compile(rb"(?s)\s*\S+|\s+"),
 }
 
