@@ -316,18 +316,23 @@ class GenerationRequest(Schema):
         )
 
 
-class ChatRequest(GenerationRequest):
-    """Body of POST /v1/chat/completions."""
+class Conversation(Schema):
+    """Messages, and how the model's chat template writes them."""
 
     messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
-    logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(
         default_factory=dict[str, bool | int | float | str], max_length=MAX_TEMPLATE_ARGUMENTS
     )
     """Variables for the model's own chat template, such as enable_thinking."""
+
+
+class ChatRequest(Conversation, GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatRequest:

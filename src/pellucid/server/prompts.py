@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pellucid.errors import ContextLengthError, RequestError
-from pellucid.server.openai import ChatRequest, CompletionRequest
+from pellucid.server.openai import CompletionRequest, Conversation
 from pellucid.text.chat import encode_rendered
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pellucid.server.service import Service
 
 
-async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
+async def chat_prompt(service: Service, body: Conversation) -> list[int]:
     """Write the conversation through the model's template and encode it. Raises RequestError as the template does."""
     llm = service.llm
     if llm.template.source is None:
@@ -30,7 +30,7 @@ async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
         rendered = llm.template.render(
             messages, add_generation_prompt=body.add_generation_prompt, extra=dict(body.chat_template_kwargs)
         )
-        check_text(service, rendered.text)
+        llm.tokenizer.check_fits(rendered.text, service.context)
         return encode_rendered(llm.tokenizer, rendered)
 
     return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages))
@@ -42,13 +42,7 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
     ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
     if texts:  # a request holds texts or ids, never both
-
-        def work() -> list[list[int]]:
-            for text in texts:
-                check_text(service, text)
-            return llm.tokenizer.encode_batch(texts, add_special=body.add_special_tokens)
-
-        ids = await service.prepare(work, sum(map(len, texts)))
+        ids = await encode_texts(service, texts, add_special=body.add_special_tokens)
     size = llm.tokenizer.vocab_size
     for i, prompt in enumerate(ids):
         if not prompt:
@@ -60,14 +54,16 @@ async def completion_prompts(service: Service, body: CompletionRequest) -> list[
     return ids
 
 
-def check_text(service: Service, text: str) -> None:
-    """Raise ContextLengthError for a text that cannot fit, whatever its tokens are; it need not be encoded then.
+async def encode_texts(service: Service, texts: list[str], *, add_special: bool) -> list[list[int]]:
+    """Encode texts. Raises ContextLengthError for one that cannot fit, whatever its tokens are."""
+    tokenizer = service.llm.tokenizer
 
-    A token covers no more bytes than the longest piece has; composing characters (NFC) leaves a third of them or more.
-    """
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > 16 * service.context and size > 3 * service.longest_piece * service.context:
-        raise too_long(service, f"{size} bytes")
+    def work() -> list[list[int]]:
+        for text in texts:
+            tokenizer.check_fits(text, service.context)
+        return tokenizer.encode_batch(texts, add_special=add_special)
+
+    return await service.prepare(work, sum(map(len, texts)))
 
 
 def too_long(service: Service, size: str) -> ContextLengthError:

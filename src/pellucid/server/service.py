@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
@@ -73,12 +72,6 @@ class Service:
     def context(self) -> int:
         """Longest sequence in tokens."""
         return self.llm.engine.context
-
-    @cached_property
-    def longest_piece(self) -> int:
-        """Bytes of the longest piece of the vocabulary, as it is spelled: no token adds more to a text."""
-        tokenizer = self.llm.tokenizer
-        return max(len(tokenizer.token_text(token).encode()) for token in range(tokenizer.vocab_size))
 
     def fault(self) -> str | None:
         """Say why the server is not ready; None: it is."""

@@ -49,7 +49,7 @@ class ChatTemplate:
     def __init__(self, source: str | None, tokenizer: Tokenizer, variables: Mapping[str, str]) -> None:
         """`variables`: the spellings that a template may ask for, such as bos_token."""
         self.source = source
-        self._variables = dict(variables)
+        self.variables = dict(variables)
         self._controls = Controls({token.text: token.id for token in tokenizer.added.values() if token.control})
         self._compiled: Template | None = None
 
@@ -84,7 +84,7 @@ class ChatTemplate:
         data.setdefault("documents", None)
         texts = list(strings(data))
         mark = choose_mark([*texts, self.source])
-        known = {**self._variables, **break_data(data, self._controls, mark)}
+        known = {**self.variables, **break_data(data, self._controls, mark)}
         try:
             with budget(sum(map(len, texts)) + 4 * len(texts)) as held:
                 if self._compiled is None:
