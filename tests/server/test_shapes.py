@@ -54,11 +54,13 @@ def test_spellings() -> None:
 
 def test_warnings_are_told_once() -> None:
     shape = ChatShape("id", 0, "m", ["careful"], tokenizer=TOKENIZER, top=None)
-    first, second = shape.chunks([Piece(0, "a"), Piece(0, "b")])
+    first, second = shape.chunks([Piece(0, "a"), Piece(0, "b")], lambda: USAGE)
     assert first["warnings"] == ["careful"] and "warnings" not in second
 
 
 def test_an_empty_answer_begins_and_ends() -> None:
-    chunks = ChatShape("id", 0, "m", [], tokenizer=TOKENIZER, top=None).chunks([Piece(0, "", [], "stop")])
+    chunks = ChatShape("id", 0, "m", [], tokenizer=TOKENIZER, top=None).chunks(
+        [Piece(0, "", [], "stop")], lambda: USAGE
+    )
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"role": "assistant", "content": ""}, {}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "stop"]

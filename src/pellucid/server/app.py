@@ -21,7 +21,7 @@ from pellucid import __version__
 from pellucid.server.auth import Gate, Key
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.limits import Limits
-from pellucid.server.routes import chat, completions, models, probes, tokens
+from pellucid.server.routes import chat, completions, messages, models, probes, responses, tokens
 from pellucid.server.service import Service
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def create_app(
     app.add_middleware(Gate, key=key, hosts=allowed_hosts, header_bytes=service.limits.header_bytes)
     app.add_middleware(Head)
     app.add_middleware(RequestId)
-    for module in (chat, completions, models, tokens, probes):
+    for module in (chat, completions, responses, messages, models, tokens, probes):
         app.include_router(module.router)
     install_error_handlers(app)
     return app

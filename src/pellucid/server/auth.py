@@ -58,14 +58,22 @@ class Key:
             )
         self._digest = hashlib.sha256(text.encode()).digest()
 
-    def matches(self, authorization: str) -> bool:
-        """Whether an Authorization header carries this key as its bearer token."""
-        scheme, _, token = authorization.partition(" ")
-        given = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        return hmac.compare_digest(given, self._digest) and scheme.lower() == "bearer"
+    def matches(self, token: str) -> bool:
+        """Whether this is the key."""
+        given = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        return hmac.compare_digest(given, self._digest)
 
     def __repr__(self) -> str:
         return "Key(…)"
+
+
+def bearer(headers: Headers) -> str | None:
+    """Return the key that a request brings: its bearer token, or Anthropic's x-api-key; None if it brings none."""
+    authorization = headers.get("authorization")
+    if authorization is None:
+        return headers.get("x-api-key")
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class Gate:
@@ -89,7 +97,7 @@ class Gate:
         if scope["type"] == "http":
             error = self._fault(scope)
             if error is not None:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -113,11 +121,13 @@ class Gate:
         raw_path = scope.get("raw_path") or scope["path"].encode()
         if self._key is None or raw_path.decode("latin-1") in OPEN:
             return None
-        if self._key.matches(headers.get("authorization", "")):
+        given = bearer(headers)
+        if given is not None and self._key.matches(given):
             return None
-        given = "authorization" in headers
         return HTTPError(
-            "Incorrect API key provided" if given else "Missing API key: send the header Authorization: Bearer KEY",
+            "Incorrect API key provided"
+            if given is not None
+            else "Missing API key: send the header Authorization: Bearer KEY",
             status=401,
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},

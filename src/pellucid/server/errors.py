@@ -1,4 +1,5 @@
-"""Every error of the server, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""Every error of the server, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; under /v1/messages in
+Anthropic's: {"type": "error", "error": {"type", "message"}}.
 
 Law: a body is made from a PellucidError, and only here. What a client sent is named by field, never quoted; a fault of
 ours says nothing of itself but the id of the request.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from pellucid.errors import CapacityError, PellucidError, RequestError
@@ -33,6 +35,20 @@ class ErrorBody(TypedDict):
     """Body of every answer that is an error."""
 
     error: ErrorObject
+
+
+class AnthropicErrorObject(TypedDict):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(TypedDict):
+    """Body of every answer under /v1/messages that is an error, and of the event that ends a stream with one."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
 
 
 class HTTPError(PellucidError):
@@ -73,15 +89,37 @@ def error_body(error: PellucidError) -> ErrorBody:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: PellucidError) -> JSONResponse:
-    """Return the whole answer for an error: status, headers, body."""
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error_body(error: PellucidError) -> AnthropicErrorBody:
+    """Return the body for an error, as Anthropic's clients read it."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "type": "error",
+        "error": {"type": _ANTHROPIC_TYPES.get(error.status, other), "message": error.message},
+    }
+
+
+def error_response(error: PellucidError, scope: Scope) -> JSONResponse:
+    """Return the whole answer for an error: status, headers, body; the request's path tells which client reads it."""
     headers: dict[str, str] = {}
     if isinstance(error, CapacityError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
         headers["retry-after-ms"] = str(max(1, round(error.retry_after * 1000)))
     elif isinstance(error, HTTPError):
         headers = error.headers
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    anthropic = scope["path"].startswith("/v1/messages")
+    body = anthropic_error_body(error) if anthropic else error_body(error)
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -93,12 +131,12 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _known(request: Request, error: Exception) -> Response:
-    return error_response(cast(PellucidError, error))
+    return error_response(cast(PellucidError, error), request.scope)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     first = cast(RequestValidationError, error).errors()[0]
-    return error_response(from_validation(first))
+    return error_response(from_validation(first), request.scope)
 
 
 async def _routing(request: Request, error: Exception) -> Response:
@@ -113,13 +151,14 @@ async def _routing(request: Request, error: Exception) -> Response:
         )
     else:
         message, code = str(failure.detail), "invalid_request"
-    return error_response(HTTPError(message, status=failure.status_code, code=code, headers=failure.headers))
+    known = HTTPError(message, status=failure.status_code, code=code, headers=failure.headers)
+    return error_response(known, request.scope)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     request_id = str(request.scope.get("request_id", ""))
     response = error_response(
-        PellucidError(f"The server failed on this request; its log has the cause under {request_id}")
+        PellucidError(f"The server failed on this request; its log has the cause under {request_id}"), request.scope
     )
     response.headers["x-request-id"] = request_id
     return response

@@ -233,10 +233,44 @@ Biases = Annotated[
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class GenerationRequest(Schema):
-    """What chat and completions share. Names and meanings are OpenAI's, then vLLM's."""
+class Request(Schema):
+    """A request that warns of fields without meaning and refuses those that would change the answer."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_SERVED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_served(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            fields = cast(dict[str, Any], data)
+            for name in cls.neutral.keys() & fields.keys() - cls.model_fields.keys():
+                harmless = cls.neutral[name]
+                value = fields[name]
+                if value is not None and harmless is not _ANY and value not in harmless:
+                    raise refuse(name, cls.refusal(name))
+        return cast(Any, data)
+
+    @classmethod
+    def refusal(cls, name: str) -> str:
+        """Say why a field that would change the answer is refused."""
+        return f"{name} is not served by this version of Pellucid; leave it out"
+
+    def warnings(self) -> list[str]:
+        """Name the fields that had no meaning here; at most MAX_WARNINGS of them, and how many more."""
+        names = [name for name in self._unknown() if name not in self.neutral]
+        shown = [f"unknown field {name[:64]!r} was ignored" for name in names[:MAX_WARNINGS]]
+        return (
+            shown
+            if len(names) <= MAX_WARNINGS
+            else [*shown, f"{len(names) - MAX_WARNINGS} more unknown fields were ignored"]
+        )
+
+    def _unknown(self) -> Iterator[str]:
+        yield from self.model_extra or ()
+
+
+class GenerationRequest(Request):
+    """What chat and completions share. Names and meanings are OpenAI's, then vLLM's."""
 
     model: str = Field(default="", max_length=512)
     """Name of the served model; empty: the one there is."""
@@ -263,30 +297,8 @@ class GenerationRequest(Schema):
     user: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            fields = cast(dict[str, Any], data)
-            for name in cls.neutral.keys() & fields.keys() - cls.model_fields.keys():
-                harmless = cls.neutral[name]
-                value = fields[name]
-                if value is not None and harmless is not _ANY and value not in harmless:
-                    raise refuse(name, f"{name} is not served by this version of Pellucid; leave it out")
-        return cast(Any, data)
-
-    def warnings(self) -> list[str]:
-        """Name the fields that had no meaning here; at most MAX_WARNINGS of them, and how many more."""
-        names = [name for name in self._unknown() if name not in self.neutral]
-        shown = [f"unknown field {name[:64]!r} was ignored" for name in names[:MAX_WARNINGS]]
-        return (
-            shown
-            if len(names) <= MAX_WARNINGS
-            else [*shown, f"{len(names) - MAX_WARNINGS} more unknown fields were ignored"]
-        )
-
     def _unknown(self) -> Iterator[str]:
-        yield from self.model_extra or ()
+        yield from super()._unknown()
         for name in self.stream_options.model_extra or ():
             yield f"stream_options.{name}"
 

@@ -6,12 +6,15 @@ of a choice carries its role together with its first text, never alone; its end 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from typing_extensions import TypedDict
 
+from pellucid.errors import PellucidError
 from pellucid.server.choices import Piece, Usage, characters, token_bytes
+from pellucid.server.errors import error_body
+from pellucid.server.openai import StreamOptions
 
 if TYPE_CHECKING:
     from pellucid.engine.events import TokenEvent
@@ -110,25 +113,63 @@ class Completion(TypedDict, total=False):
 class Shape(Protocol):
     """How the answer to one request is written."""
 
-    def chunks(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """Return the stream's next chunks."""
+    named: bool
+    """Whether the events of a stream carry their type as name; others end in [DONE]."""
+
+    def begin(self, usage: Usage) -> list[dict[str, Any]]:
+        """Return what a stream begins with."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """Return the stream's last chunk, if usage was asked for."""
+    def chunks(self, pieces: Iterable[Piece], usage: Callable[[], Usage]) -> list[dict[str, Any]]:
+        """Return the stream's next chunks; `usage` counts the tokens so far."""
         ...
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+    def end(self, usage: Usage) -> list[dict[str, Any]]:
+        """Return the stream's last chunks."""
+        ...
+
+    def failed(self, error: PellucidError) -> Any:
+        """Return the chunk that ends a stream when something fails in its midst."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Any:
         """Return the answer in one; `pieces` holds one for each choice, in order."""
         ...
 
 
-class _Head:
-    """What all objects of one request begin with."""
+class _OpenAI:
+    """What all objects of one request begin with, and a stream of them ends with."""
 
-    def __init__(self, id: str, created: int, model: str, warnings: list[str]) -> None:
+    named = False
+    _object: ClassVar[str]
+
+    def __init__(self, id: str, created: int, model: str, warnings: list[str], options: StreamOptions) -> None:
         self._head = {"id": id, "created": created, "model": model}
         self._warnings = warnings
+        self._options = options
+
+    def begin(self, usage: Usage) -> list[dict[str, Any]]:
+        """As in Shape: nothing."""
+        return []
+
+    def chunks(self, pieces: Iterable[Piece], usage: Callable[[], Usage]) -> list[dict[str, Any]]:
+        """As in Shape."""
+        chunks = [self._chunk(self._object, [choice]) for piece in pieces for choice in self._choices(piece)]
+        if chunks and (self._options.include_usage or self._options.continuous_usage_stats):
+            so_far = usage() if self._options.continuous_usage_stats else None
+            return [chunk | {"usage": so_far} for chunk in chunks]
+        return chunks
+
+    def end(self, usage: Usage) -> list[dict[str, Any]]:
+        """As in Shape: a chunk without choices, if usage was asked for."""
+        return [self._chunk(self._object, []) | {"usage": usage}] if self._options.include_usage else []
+
+    def failed(self, error: PellucidError) -> Any:
+        """As in Shape."""
+        return error_body(error)
+
+    def _choices(self, piece: Piece) -> Iterable[dict[str, Any]]:
+        raise NotImplementedError
 
     def _chunk(self, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "object": object, "choices": choices}
@@ -137,11 +178,21 @@ class _Head:
         return chunk
 
 
-class ChatShape(_Head):
+class ChatShape(_OpenAI):
     """chat.completion and chat.completion.chunk."""
 
+    _object = "chat.completion.chunk"
+
     def __init__(
-        self, id: str, created: int, model: str, warnings: list[str], *, tokenizer: Tokenizer, top: int | None
+        self,
+        id: str,
+        created: int,
+        model: str,
+        warnings: list[str],
+        *,
+        tokenizer: Tokenizer,
+        top: int | None,
+        options: StreamOptions | None = None,
     ) -> None:
         """Write for one request.
 
@@ -152,15 +203,12 @@ class ChatShape(_Head):
             warnings: told once.
             tokenizer: spells tokens.
             top: how many of the likeliest tokens to name; None: no logprobs.
+            options: what a stream carries besides text.
         """
-        super().__init__(id, created, model, warnings)
+        super().__init__(id, created, model, warnings, options or StreamOptions())
         self._tokenizer = tokenizer
         self._top = top
         self._begun: set[int] = set()
-
-    def chunks(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """As in Shape."""
-        return [self._chunk("chat.completion.chunk", [choice]) for piece in pieces for choice in self._choices(piece)]
 
     def _choices(self, piece: Piece) -> Iterable[dict[str, Any]]:
         begins = piece.choice not in self._begun
@@ -181,10 +229,6 @@ class ChatShape(_Head):
                 "finish_reason": piece.finish_reason,
                 "stop_reason": piece.stop_reason,
             }
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """As in Shape."""
-        return self._chunk("chat.completion.chunk", []) | {"usage": usage}
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """As in Shape."""
@@ -214,14 +258,24 @@ class ChatShape(_Head):
         return {"token": spelling(self._tokenizer, token), "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
 
-class CompletionShape(_Head):
+class CompletionShape(_OpenAI):
     """text_completion, whole or in chunks."""
 
+    _object = "text_completion"
+
     def __init__(
-        self, id: str, created: int, model: str, warnings: list[str], *, tokenizer: Tokenizer, top: int | None
+        self,
+        id: str,
+        created: int,
+        model: str,
+        warnings: list[str],
+        *,
+        tokenizer: Tokenizer,
+        top: int | None,
+        options: StreamOptions | None = None,
     ) -> None:
         """Write for one request; arguments as of ChatShape. The prompts to echo come with `echo`."""
-        super().__init__(id, created, model, warnings)
+        super().__init__(id, created, model, warnings, options or StreamOptions())
         self._tokenizer = tokenizer
         self._top = top
         self._echoes: dict[int, tuple[str, Sequence[int], Scores]] = {}
@@ -230,10 +284,6 @@ class CompletionShape(_Head):
     def echo(self, choice: int, text: str, tokens: Sequence[int], scores: Scores) -> None:
         """Begin the answer of a choice with its prompt; `scores` is read when the first piece is written."""
         self._echoes[choice] = (text, tokens, scores)
-
-    def chunks(self, pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-        """As in Shape."""
-        return [self._chunk("text_completion", [choice]) for piece in pieces for choice in self._choices(piece)]
 
     def _choices(self, piece: Piece) -> Iterable[dict[str, Any]]:
         text, logprobs = self._text(piece)
@@ -247,10 +297,6 @@ class CompletionShape(_Head):
                 "finish_reason": piece.finish_reason,
                 "stop_reason": piece.stop_reason,
             }
-
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """As in Shape."""
-        return self._chunk("text_completion", []) | {"usage": usage}
 
     def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """As in Shape."""

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from pellucid.errors import EngineError, PellucidError
 from pellucid.server.choices import Generation, Piece
-from pellucid.server.errors import error_body, error_response
-from pellucid.server.openai import StreamOptions
+from pellucid.server.errors import error_response
 from pellucid.server.service import Service
 from pellucid.server.shapes import Shape
 
@@ -31,17 +30,16 @@ _EVENT_HEADERS = [
 ]
 
 
-def event(data: object) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + to_json(data) + b"\n\n"
+def event(data: Any, *, named: bool = False) -> bytes:
+    """Return one server-sent event; `named`: after its own type."""
+    name = f"event: {data['type']}\n".encode() if named else b""
+    return name + b"data: " + to_json(data) + b"\n\n"
 
 
 class Answer(Response):
     """The answer to one request, made while it is sent."""
 
-    def __init__(
-        self, service: Service, generation: Generation, shape: Shape, *, stream: bool, options: StreamOptions
-    ) -> None:
+    def __init__(self, service: Service, generation: Generation, shape: Shape, *, stream: bool) -> None:
         """Answer with what `generation`, not yet started, brings.
 
         Args:
@@ -49,14 +47,12 @@ class Answer(Response):
             generation: the work.
             shape: how it is written.
             stream: in events, or in one.
-            options: what the events carry.
         """
         super().__init__()
         self._service = service
         self._generation = generation
         self._shape = shape
         self._stream = stream
-        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -73,10 +69,10 @@ class Answer(Response):
                 return
             response = Response(to_json(await self._whole()), media_type="application/json")
         except PellucidError as error:
-            response = error_response(error)
+            response = error_response(error, scope)
         await response(scope, receive, send)
 
-    async def _whole(self) -> dict[str, Any]:
+    async def _whole(self) -> Any:
         wholes = [Piece(choice.index) for choice in self._generation.choices]
         async for pieces in self._generation.steps():
             for piece in pieces:
@@ -84,33 +80,28 @@ class Answer(Response):
         return self._shape.whole(wholes, self._generation.usage())
 
     async def _send_events(self, send: Send) -> None:
+        shape, usage = self._shape, self._generation.usage
         begun = False
         try:
             async for pieces in self._generation.steps():
+                chunks = [] if begun else shape.begin(usage())
+                chunks += shape.chunks(pieces, usage)
                 if not begun:
                     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
                     begun = True
-                await send({"type": "http.response.body", "body": self._events(pieces), "more_body": True})
-            end = b"data: [DONE]\n\n"
-            if self._options.include_usage:
-                end = event(self._shape.usage_chunk(self._generation.usage())) + end
+                await send({"type": "http.response.body", "body": self._events(chunks), "more_body": True})
+            end = self._events(shape.end(usage())) + (b"" if shape.named else b"data: [DONE]\n\n")
         except Exception as error:
             if not begun:
                 raise
             if not isinstance(error, PellucidError):
                 log.exception("request %s failed while it was streamed", self._generation.id)
                 error = EngineError("The server failed on this request; its log has the cause")
-            end = event(error_body(error))
+            end = self._events([shape.failed(error)])
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    def _events(self, pieces: list[Piece]) -> bytes:
-        chunks = self._shape.chunks(pieces)
-        if self._options.continuous_usage_stats:
-            usage = self._generation.usage()
-            chunks = [chunk | {"usage": usage} for chunk in chunks]
-        elif self._options.include_usage:
-            chunks = [chunk | {"usage": None} for chunk in chunks]
-        return b"".join(map(event, chunks))
+    def _events(self, chunks: list[Any]) -> bytes:
+        return b"".join(event(chunk, named=self._shape.named) for chunk in chunks)
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

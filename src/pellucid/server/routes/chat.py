@@ -36,5 +36,6 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         body.warnings(),
         tokenizer=service.llm.tokenizer,
         top=generation.params.logprobs,
+        options=body.stream_options,
     )
-    return Answer(service, generation, shape, stream=body.stream, options=body.stream_options)
+    return Answer(service, generation, shape, stream=body.stream)

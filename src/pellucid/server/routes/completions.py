@@ -36,6 +36,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         body.warnings(),
         tokenizer=service.llm.tokenizer,
         top=generation.params.logprobs,
+        options=body.stream_options,
     )
     if body.echo:
         texts = [prompt_text(service.llm, body, i, ids) for i, ids in enumerate(prompts)]
@@ -43,4 +44,4 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             prompt = choice.index // body.n
             scores = choice.seq.prompt_logprobs  # the engine fills this very list before the first token
             shape.echo(choice.index, texts[prompt], prompts[prompt], [] if scores is None else scores)
-    return Answer(service, generation, shape, stream=body.stream, options=body.stream_options)
+    return Answer(service, generation, shape, stream=body.stream)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from fastapi import APIRouter, Request
 from pydantic import FailFast, Field, model_validator
 from starlette.responses import JSONResponse, Response
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from pellucid.errors import RequestError
 from pellucid.server.errors import ErrorBody
