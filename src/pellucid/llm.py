@@ -317,6 +317,18 @@ class LLM:
 
         return inspect(self, prompt, params, level=level, budget=budget)
 
+    def receipt(self, result: RequestOutput, params: SamplingParams, index: int = 0) -> dict[str, Any]:
+        """All that an answer depends on, ready for JSON: `pellucid replay` runs it anew and compares every bit.
+
+        Args:
+            result: of a call with logprobs=0 or more.
+            params: those that it was asked with.
+            index: which of its answers.
+        """
+        from pellucid.probes.receipt import receipt_of
+
+        return receipt_of(self, result, params, index)
+
     def run_with_cache(
         self,
         prompt: Prompt | Sequence[Message],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pellucid.devices.cpu import CpuDevice
 from pellucid.errors import RequestError
 from pellucid.probes.funnel import processed
+from pellucid.probes.recorder import Recorder
 from pellucid.probes.replay import Hook, Replay, budget_bytes
 from pellucid.probes.trace import Level, Trace, cached, replayed
 from pellucid.sampling.params import SamplingParams
@@ -65,8 +66,37 @@ def inspect(
     if params.max_tokens == 0:
         seed = params.seed if params.seed is not None else 0
         return trace_of(llm, ids, len(ids), params, seed, [], level=level, budget=budget, top_k=top_k)
-    [result] = llm.generate([ids], params, progress=False)
-    return trace_of_output(llm, result, params, level=level, budget=budget, top_k=top_k)
+    _, trace = _served(llm, ids, params, level, budget, top_k)
+    return trace
+
+
+def inspect_with_receipt(
+    llm: LLM,
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    *,
+    level: Level = "summary",
+    budget: int | str | None = None,
+) -> tuple[Trace, dict[str, Any] | None]:
+    """As `inspect`, and the receipt of the answer; None where nothing was answered."""
+    from pellucid.probes.receipt import receipt_of
+
+    if params.max_tokens == 0:
+        return inspect(llm, prompt, params, level=level, budget=budget), None
+    params = replace(params, logprobs=0)
+    result, trace = _served(llm, ids_of(llm, prompt), params, level, budget, 20)
+    return trace, receipt_of(llm, result, params)
+
+
+def _served(
+    llm: LLM, ids: list[int], params: SamplingParams, level: Level, budget: int | str | None, top_k: int
+) -> tuple[RequestOutput, Trace]:
+    """Have the prompt answered, watch it, and look into it."""
+    with Recorder(llm.engine.hub) as recorder:
+        [result] = llm.generate([ids], params, progress=False)
+    trace = trace_of_output(llm, result, params, level=level, budget=budget, top_k=top_k)
+    trace.events, trace.dropped = recorder.events_of(result.request_id), recorder.dropped
+    return result, trace
 
 
 def trace_of_output(

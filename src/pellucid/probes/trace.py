@@ -7,9 +7,11 @@ it cannot.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +53,10 @@ class Trace:
     norms: Norms | None = None
     heads: HeadMetrics | None = None
     replay: Replay | None = field(default=None, repr=False)
+    events: list[dict[str, Any]] = field(default_factory=lambda: cast("list[dict[str, Any]]", []), repr=False)
+    """What the engine did while it was served (probes.recorder)."""
+    dropped: int = 0
+    """Events that there was no room for."""
 
     @property
     def delta(self) -> float | None:
@@ -189,6 +195,27 @@ class Trace:
     def activations(self, names: str | list[str], positions: Sequence[int] | None = None) -> dict[str, F32]:
         """Values by name (* fits anything), each (rows, *shape); scores and patterns (heads, rows, keys)."""
         return cached(self.source(), names, positions)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, names: Sequence[str] = ()) -> Path:
+        """Write a folder, or a .zip; names: values that are written, too. probes.export says what is in it."""
+        from pellucid.probes.export import save
+
+        return save(self, path, names=names)
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write the timeline for https://ui.perfetto.dev."""
+        from pellucid.probes.export import perfetto
+
+        Path(path).write_text(json.dumps(perfetto(self)), encoding="utf-8")
+        return Path(path)
+
+    def plot(self, view: str, path: str | Path, **options: Any) -> Path:
+        """Draw a view to an .svg, .png or .pdf: surprisal, norms, heads, lens, attention (probes.plots)."""
+        from pellucid.probes.plots import plot
+
+        return plot(self, view, path, **options)
 
     def source(self) -> Replay:
         """What deeper looks run on. Raises RequestError: the trace came from a file."""
