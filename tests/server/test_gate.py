@@ -36,7 +36,7 @@ def test_every_route_but_the_probes_needs_the_key(keyed: Live) -> None:
                 else:
                     assert response.status_code == 401, (path, headers)
                     error = response.json()["error"]
-                    assert "invalid_api_key" == error.get("code") or "authentication_error" == error["type"]
+                    assert error.get("code") == "invalid_api_key" or error["type"] == "authentication_error"
                     assert response.headers["www-authenticate"] == "Bearer"
 
 
