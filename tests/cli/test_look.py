@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Cli
-from pellucid.cli import draw, look
+from pellucid.cli import draw
+from pellucid.probes.wire import plain
 
 PROMPT = "The capital of France is"
 
@@ -131,7 +132,7 @@ def test_drawing_is_plain_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "row   ++@@" in out and "\x1b" not in out
     assert draw.token("a\nb\x1b[31m", 30) == "'a␊b␛[31m'"
     assert draw.cells(draw.token("x" * 99, 10)) <= 12
-    assert look.plain({"a": float("inf"), 1: b"x"}) == {"a": None, "1": "x"}
+    assert plain({"a": float("inf"), 1: b"x"}) == {"a": None, "1": "x"}
 
 
 def test_colours_are_those_of_cividis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from pellucid.cli import draw, options
 from pellucid.cli.inputs import apart, read_argument
 from pellucid.errors import RequestError
+from pellucid.probes.wire import plain
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
@@ -89,24 +89,3 @@ def trust(trace: Trace) -> None:
 def print_json(value: object) -> None:
     """JSON on one line; NumPy's numbers as numbers, infinities as null."""
     print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
-
-
-def plain(value: object) -> Any:
-    """The value in JSON's own types."""
-    from dataclasses import fields, is_dataclass
-
-    if isinstance(value, np.ndarray):
-        return plain(cast("object", value.tolist()))
-    if isinstance(value, np.generic):
-        return plain(cast("object", value.item()))
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in cast("dict[object, object]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in cast("list[object]", value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    return value

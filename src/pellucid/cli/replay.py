@@ -11,6 +11,7 @@ import typer
 from pellucid.cli import look, options
 from pellucid.cli.inputs import apart, read_file
 from pellucid.errors import RequestError
+from pellucid.probes.wire import plain
 
 
 def replay(
@@ -43,7 +44,7 @@ def replay(
     with options.load(name, threads, ctx, kv) as llm:
         verdict = apart(lambda: check(llm, values))
         if as_json:
-            look.print_json({"identical": verdict.identical, **look.plain(verdict)})
+            look.print_json({"identical": verdict.identical, **plain(verdict)})
         elif verdict.identical:
             print(f"bit-identical: {verdict.steps} tokens, each with the very logprob")
         else:

@@ -5,8 +5,9 @@ Law: a device knows tokens, positions and pages; it knows no sequence, no reques
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,4 +86,13 @@ class Device(Protocol):
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Compute one step. Returns logits (wanted, vocab_size), valid until the next run."""
+        ...
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A device whose values can be looked at while it serves."""
+
+    def plan(self, taps: Sequence[Tap]) -> Tapped:
+        """What computes the same step and shows what the taps see. Raises RequestError: no such value."""
         ...

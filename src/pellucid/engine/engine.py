@@ -22,6 +22,7 @@ from pellucid.engine.batch import PageTables, Step, Work, batch_of
 from pellucid.engine.events import Event, FinishEvent, FinishReason, TokenEvent
 from pellucid.engine.scheduler import Scheduler
 from pellucid.engine.sequence import Sequence
+from pellucid.engine.watch import run_watched
 from pellucid.errors import CapacityError, ContextLengthError, EngineError, PellucidError, RequestError
 from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
@@ -81,6 +82,8 @@ class Engine:
         self.sampler = Sampler(device.vocab_size, device.pool)
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
+        self._watched = 0
+        """Sequences of which somebody sees values."""
         self._arrivals = 0
         self._generated = 0
         self._step_rows = 0
@@ -168,6 +171,7 @@ class Engine:
         seq.arrival = self._arrivals
         self._arrivals += 1
         self._seqs[seq.id] = seq
+        self._watched += seq.watch is not None
         self.scheduler.add(seq)
 
     def abort(self, seq_id: str) -> None:
@@ -198,7 +202,7 @@ class Engine:
             return
         try:
             batch = batch_of(step, self.tables)
-            logits = self.device.run(batch)
+            logits = run_watched(self.device, step, batch) if self._watched else self.device.run(batch)
             picks = self._pick(step, logits)
         except Exception as error:
             log.exception("step %d failed; its %d sequences are ended", step.number, len(step.work))
@@ -294,6 +298,7 @@ class Engine:
         self, seq: Sequence, reason: FinishReason, error: PellucidError | None = None, stop_token: int | None = None
     ) -> None:
         del self._seqs[seq.id]
+        self._watched -= seq.watch is not None
         self.scheduler.remove(seq)
         seq.sampler = None
         seq.finish_reason = reason

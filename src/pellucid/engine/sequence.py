@@ -16,6 +16,7 @@ from pellucid.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from pellucid._core import SampleState
+    from pellucid.engine.watch import Watch
 
 TopLogprobs = list[tuple[int, float]]
 """(id, logprob), best first; the token in question is appended if it is not among the best."""
@@ -52,6 +53,7 @@ class Sequence:
         "slot",
         "stop_ids",
         "tokens",
+        "watch",
     )
 
     def __init__(
@@ -106,6 +108,8 @@ class Sequence:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
 
+        self.watch: Watch | None = None
+        """What somebody wants to see of its values; set before Engine.add."""
         self.limit = 0
         """Length at which the answer ends; set by Engine.add."""
         self.arrival = 0

@@ -37,6 +37,7 @@ def create_app(
     api_key: str | None = None,
     allowed_hosts: Iterable[str] | None = (),
     limits: Limits | None = None,
+    inspect: bool = False,
 ) -> FastAPI:
     """Make the application for a model.
 
@@ -46,6 +47,7 @@ def create_app(
         api_key: what clients must bring as a bearer token; None: nothing.
         allowed_hosts: names the Host header may hold besides those of loopback; None: any.
         limits: bounds; None: the defaults.
+        inspect: serve /inspect, which replays prompts and looks into them.
     """
     service = Service(name, limits or Limits())
 
@@ -71,6 +73,11 @@ def create_app(
     app.add_middleware(RequestId)
     for module in (chat, completions, responses, messages, models, tokens, probes):
         app.include_router(module.router)
+    if inspect:
+        from pellucid.server.routes import inspect as looking
+
+        app.state.traces = looking.Traces()
+        app.include_router(looking.router)
     install_error_handlers(app)
     return app
 

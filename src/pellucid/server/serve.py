@@ -33,6 +33,7 @@ def serve(
     api_key: str | None = None,
     allowed_hosts: Iterable[str] = (),
     limits: Limits | None = None,
+    inspect: bool | None = None,
     ready: Ready | None = None,
 ) -> None:
     """Serve a model over HTTP; returns after an orderly stop (SIGINT or SIGTERM).
@@ -45,6 +46,7 @@ def serve(
         api_key: what clients must bring as a bearer token.
         allowed_hosts: names besides those of loopback under which a loopback server answers.
         limits: bounds; None: the defaults.
+        inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
         ready: told when requests are served.
 
     Raises:
@@ -63,6 +65,7 @@ def serve(
         api_key=api_key,
         allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
         limits=limits,
+        inspect=is_loopback(host) if inspect is None else inspect,
     )
     with bind(host, port) as listener:
         server = Server(app)
