@@ -30,12 +30,16 @@ pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_
                                  const std::vector<int32_t>& prompt) {
   check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
   check(logprobs <= pellucid::kMaxLogprobs, "more logprobs than kMaxLogprobs");
-  pellucid::SampleState s{temperature, top_k,     top_p,  min_x,    repetition, presence,
-                          frequency,   seed,      choice, logprobs, held_until, std::move(held_ids),
-                          {},          penalized, {}};
+  pellucid::SampleState s{temperature, top_k, top_p,     min_x,    repetition, presence,
+                          frequency,   seed,  choice,    logprobs, held_until, std::move(held_ids),
+                          {},          {},    penalized, {}};
   for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
   for (const int32_t id : prompt) s.seen.emplace(id, 0);
   return s;
+}
+
+void allow(pellucid::SampleState& state, Array<const uint32_t, 1> bits) {
+  state.allowed.assign(bits.data(), bits.data() + bits.shape(0));
 }
 
 void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<const float, 2> logits,
@@ -53,6 +57,8 @@ void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<
     check(states[i] && rows.data()[i] >= 0 && static_cast<size_t>(rows.data()[i]) < logits.shape(0),
           "a row is not in the logits");
     check(tops || states[i]->logprobs < 0, "logprobs are asked for and have no place");
+    check(states[i]->allowed.empty() || states[i]->allowed.size() * 32 >= logits.shape(1),
+          "the mask of a row is too short");
   }
   const pellucid::SampleOut out{tokens.data(), status.data(), logprobs.data(),
                                 tops ? top_ids->data() : nullptr, tops ? top_logprobs->data() : nullptr};
@@ -90,6 +96,7 @@ void bind_sample(nb::module_& m) {
                   "repetition"_a, "presence"_a, "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a,
                   "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a, "penalized"_a, "prompt"_a)
       .def("push", &pellucid::SampleState::push, "token"_a)
+      .def("allow", &allow, "bits"_a)
       .def_ro("logprobs", &pellucid::SampleState::logprobs);
   m.def("sample_rows", &sample_rows, "states"_a, "logits"_a, "rows"_a, "positions"_a, "tokens"_a, "status"_a,
         "logprobs"_a, "top_ids"_a.none(), "top_logprobs"_a.none(), "pool"_a.none());

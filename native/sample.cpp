@@ -234,10 +234,10 @@ int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t b
   return keys.empty() ? 0 : id_of(keys.back());
 }
 
-// The row after penalties, bias and min_tokens: the row itself if nothing changes it.
+// The row after penalties, bias, min_tokens and grammar: the row itself if nothing changes it.
 const float* edit(const float* v, int64_t n, const SampleState& s, int64_t position, Scratch& scratch) {
   const bool held = position < s.held_until && !s.held_ids.empty();
-  if (!s.penalized && s.bias.empty() && !held) return v;
+  if (!s.penalized && s.bias.empty() && !held && s.allowed.empty()) return v;
   scratch.row.assign(v, v + n);
   float* row = scratch.row.data();
   if (s.penalized)
@@ -250,6 +250,9 @@ const float* edit(const float* v, int64_t n, const SampleState& s, int64_t posit
   for (const auto& [id, value] : s.bias) row[id] += value;
   if (held)
     for (const int32_t id : s.held_ids) row[id] = -kInf;
+  if (!s.allowed.empty())
+    for (int64_t i = 0; i < n; ++i)
+      if (!(s.allowed[static_cast<size_t>(i >> 5)] >> (i & 31) & 1)) row[i] = -kInf;
   return row;
 }
 

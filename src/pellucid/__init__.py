@@ -8,14 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
     from pellucid.results import RequestOutput
+    from pellucid.sampling.grammar import Grammar
     from pellucid.sampling.params import SamplingParams
 
-_HOMES = {"LLM": "pellucid.llm", "RequestOutput": "pellucid.results", "SamplingParams": "pellucid.sampling.params"}
+_HOMES = {
+    "Grammar": "pellucid.sampling.grammar",
+    "LLM": "pellucid.llm",
+    "RequestOutput": "pellucid.results",
+    "SamplingParams": "pellucid.sampling.params",
+}
 
 
 def __getattr__(name: str) -> object:

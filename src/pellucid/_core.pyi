@@ -116,6 +116,8 @@ class SampleState:
         prompt: Sequence[int],
     ) -> SampleState: ...
     def push(self, token: int) -> None: ...
+    def allow(self, bits: NDArray[np.uint32]) -> None:
+        """Let only these tokens be drawn: a bit a token, the lowest first."""
 
 def sample_rows(
     states: Sequence[SampleState],

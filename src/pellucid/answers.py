@@ -13,6 +13,7 @@ from dataclasses import replace
 from pellucid.engine.events import Event, FinishEvent, TokenEvent
 from pellucid.engine.sequence import Sequence, TopLogprobs
 from pellucid.results import Chunk, CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from pellucid.sampling.grammar import Matcher
 from pellucid.sampling.params import SamplingParams
 from pellucid.text.detokenize import Detokenizer
 from pellucid.text.tokenizer import Tokenizer
@@ -46,16 +47,25 @@ class Answer:
         ids: the prompt's tokens, at least one.
         params: how to sample.
         seed: used for every choice, whatever `params` says.
+        matcher: of params.grammar.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, text: str | None, ids: list[int], params: SamplingParams, seed: int
+        self,
+        tokenizer: Tokenizer,
+        text: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        matcher: Matcher | None = None,
     ) -> None:
         params = replace(params, seed=seed)
         self._tokenizer = tokenizer
         self._params = params
         request_id = secrets.token_hex(8)
-        self.sequences = Sequence.fan_out(ids, params, id=request_id, seed=seed, stop_ids=tokenizer.stop_ids)
+        self.sequences = Sequence.fan_out(
+            ids, params, id=request_id, seed=seed, stop_ids=tokenizer.stop_ids, matcher=matcher
+        )
         wanted = params.logprobs is not None
         outputs = [
             CompletionOutput(i, cumulative_logprob=0.0 if wanted else None, logprobs=[] if wanted else None)

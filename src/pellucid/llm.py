@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
     from pellucid.models.spec import ModelSpec
     from pellucid.probes.trace import Trace
+    from pellucid.sampling.grammar import Grammars, Matcher
     from pellucid.text.chat import ChatTemplate
     from pellucid.text.tokenizer import Tokenizer
 
@@ -193,6 +195,24 @@ class LLM:
                 self._worker.start()
                 self._end = weakref.finalize(self, Worker.stop, self._worker)
             return self._worker
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from pellucid.sampling.grammar import Grammars
+
+        tokenizer = self.tokenizer
+        return Grammars(
+            lambda: [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)],
+            lambda text: tokenizer.encode(text, add_special=False),
+            special_ids=[id for id in tokenizer.added if tokenizer.is_special(id)],
+            eos_id=tokenizer.eos_id,
+            stop_ids=tokenizer.stop_ids,
+            vocab_size=self.device.vocab_size,
+        )
+
+    def matcher(self, params: SamplingParams) -> Matcher | None:
+        """Return what holds an answer to params.grammar; None: nothing does. Raises RequestError as it is compiled."""
+        return None if params.grammar is None else self._grammars.matcher(params.grammar)
 
     # -- what a model is asked to do -------------------------------------------------------------------------------
 
@@ -461,7 +481,7 @@ class LLM:
         seed = next((s for s in (params.seed, self.config.seed) if s is not None), None)
         if seed is None:
             seed = secrets.randbits(53)
-        return Answer(self.tokenizer, text, ids, params, seed)
+        return Answer(self.tokenizer, text, ids, params, seed, self.matcher(params))
 
     def _complete(
         self, prompts: list[tuple[str | None, list[int]]], params: Params | None, progress: bool | None

@@ -27,6 +27,7 @@ from pellucid.errors import CapacityError, ContextLengthError, EngineError, Pell
 from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
 from pellucid.sampling import chain
+from pellucid.sampling.grammar import Masks
 from pellucid.sampling.sampler import Picks, Sampler
 
 log = logging.getLogger("pellucid.engine")
@@ -80,6 +81,7 @@ class Engine:
             hub=self.hub,
         )
         self.sampler = Sampler(device.vocab_size, device.pool)
+        self._masks = Masks()
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
         self._watched = 0
@@ -202,7 +204,10 @@ class Engine:
             return
         try:
             batch = batch_of(step, self.tables)
+            masks = self._masks.start([w.seq.matcher for w in step.work if w.sample and w.seq.matcher is not None])
             logits = run_watched(self.device, step, batch) if self._watched else self.device.run(batch)
+            if masks is not None:
+                masks.result()
             picks = self._pick(step, logits)
         except Exception as error:
             log.exception("step %d failed; its %d sequences are ended", step.number, len(step.work))
@@ -221,6 +226,8 @@ class Engine:
             row += work.score_rows
             if work.sample and work.seq.sampler is not None:
                 rows.append(row)
+                if work.seq.matcher is not None:
+                    work.seq.sampler.allow(work.seq.matcher.mask)
                 states.append(work.seq.sampler)
                 positions.append(work.start + work.rows)
                 row += 1
@@ -247,6 +254,8 @@ class Engine:
 
     def _token(self, seq: Sequence, picks: Picks, index: int, logits: NDArray[np.float32], row: int) -> None:
         """Append the token that was drawn, tell it, and end the sequence if it ends it."""
+        if seq.matcher is not None:
+            seq.matcher.check()
         token = picks.token(index, position=len(seq.tokens))
         if self.hub.wants("sample"):
             self._trace(seq, token, logits[row])
@@ -263,6 +272,8 @@ class Engine:
             self._events.append(TokenEvent(seq, token, logprob, top))
         if token in seq.end_ids and seq.output_len >= seq.params.min_tokens:
             self._finish(seq, "stop", stop_token=token)
+        elif seq.matcher is not None and seq.matcher.accept(token):
+            self._finish(seq, "stop")
         elif len(seq.tokens) >= seq.limit:
             self._finish(seq, "length")
 
@@ -276,6 +287,7 @@ class Engine:
             tokens=seq.tokens,
             prompt_len=seq.prompt_len,
             end_ids=seq.end_ids,
+            allowed=None if seq.matcher is None else seq.matcher.mask,
         )
         if trace.token != token:
             log.error(

@@ -17,6 +17,7 @@ from pellucid.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from pellucid._core import SampleState
     from pellucid.engine.watch import Watch
+    from pellucid.sampling.grammar import Matcher
 
 TopLogprobs = list[tuple[int, float]]
 """(id, logprob), best first; the token in question is appended if it is not among the best."""
@@ -37,6 +38,7 @@ class Sequence:
         "first_token_at",
         "id",
         "limit",
+        "matcher",
         "pages",
         "params",
         "preemptions",
@@ -66,6 +68,7 @@ class Sequence:
         priority: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """Make a sequence that is ready for Engine.add.
 
@@ -76,6 +79,7 @@ class Sequence:
             choice: 0..n-1 among the answers to one request; part of the key of its random numbers.
             priority: lower runs earlier; equal ones in order of arrival.
             stop_ids: the model's own end tokens (Tokenizer.stop_ids).
+            matcher: of params.grammar, if there is one; each answer has its own.
             seed: used if params.seed is None; if both are, the engine's configured one, else one that is drawn here.
         """
         self.id = id if id is not None else uuid4().hex
@@ -116,6 +120,8 @@ class Sequence:
         self.running = False
         self.slot = -1
         self.sampler: SampleState | None = None
+        self.matcher = matcher
+        """Where the answer stands in its grammar."""
         self.preemptions = 0
         self.finish_reason: str | None = None
         self.queued_at = time.monotonic()
@@ -133,6 +139,7 @@ class Sequence:
         priority: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
+        matcher: Matcher | None = None,
     ) -> list[Sequence]:
         """Return the params.n sequences of one request, with one seed; the prefix cache lets them share the prompt.
 
@@ -149,6 +156,7 @@ class Sequence:
                 priority=priority,
                 stop_ids=stop_ids,
                 seed=seed,
+                matcher=None if matcher is None else matcher.copy(),
             )
             for choice in range(params.n)
         ]

@@ -1,9 +1,9 @@
 """The chain of sampling stages, each defined in NumPy. native/sample.cpp does the same, fused; a test holds them equal.
 
-Law: the order is penalties, logit_bias, min_tokens, temperature, top_k, top_p, min_p, draw.
+Law: the order is penalties, logit_bias, min_tokens, grammar, temperature, top_k, top_p, min_p, draw.
 - What edits logits comes before what cuts, so that a banned or favoured token is weighed as such; a bias comes after
-  the penalties, so that it means the same number whatever was said before; min_tokens comes last of the three, so
-  that no bias lifts its mask.
+  the penalties, so that it means the same number whatever was said before; min_tokens and the
+  grammar come after it, so that no bias lifts their masks.
 - Temperature comes before the cuts, as in vLLM and Hugging Face (llama.cpp's default has it last): top_p and min_p
   then speak of the distribution that is drawn from.
 - Every cut keeps a leading part of the candidates sorted by (logit descending, id ascending). top_p reads the mass
@@ -32,7 +32,7 @@ from pellucid.sampling.philox import Stage, bits53
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 
-STAGES = ("penalties", "logit_bias", "min_tokens", "temperature", "top_k", "top_p", "min_p", "draw")
+STAGES = ("penalties", "logit_bias", "min_tokens", "grammar", "temperature", "top_k", "top_p", "min_p", "draw")
 WEIGHT_BITS = 44
 """A weight of 1 is 2**44: 2**18 tokens still sum below 2**63; each loses less than 2**-44 of the best token."""
 WEIGHT_FROM = -32.0
@@ -133,6 +133,14 @@ def hold(logits: F32, params: SamplingParams, output_len: int, end_ids: Iterable
     return logits
 
 
+def allow(logits: F32, allowed: NDArray[np.uint32] | None) -> F32:
+    """Stage grammar: only tokens whose bit is set (Matcher.mask); None: no grammar."""
+    if allowed is None:
+        return logits
+    bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
+    return np.where(bits, logits, np.float32(-np.inf))
+
+
 def temper(logits: F32, params: SamplingParams) -> F32:
     """Stage temperature: x = (logit - best) / temperature, float32; the best is 0."""
     return (logits - best(logits)) / np.float32(params.temperature)
@@ -187,11 +195,13 @@ def trace(
     tokens: Sequence[int],
     prompt_len: int,
     end_ids: Iterable[int],
+    allowed: NDArray[np.uint32] | None = None,
 ) -> Trace:
     """Run the chain on one row of logits (vocab,) and record each stage.
 
     Args:
         tokens: prompt and answer so far; the token drawn has position len(tokens).
+        allowed: what the grammar lets through, as Matcher.mask; None: no grammar.
 
     Raises: EngineError as `best`.
     """
@@ -207,6 +217,7 @@ def trace(
     row = edited("penalties", logits, penalize(logits, params, tokens[:prompt_len], output))
     row = edited("logit_bias", row, bias(row, params))
     row = edited("min_tokens", row, hold(row, params, len(output), end_ids))
+    row = edited("grammar", row, allow(row, allowed))
     best(row)
     if params.greedy:
         token = int(row.argmax())

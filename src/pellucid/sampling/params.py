@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from pellucid.errors import RequestError
+from pellucid.sampling.grammar import Grammar
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
@@ -62,6 +63,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
+    """The form that the answer must have; None: any."""
 
     def __post_init__(self) -> None:
         number("temperature", self.temperature, 0.0, 100.0)
@@ -89,6 +92,9 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name}={getattr(self, name)!r} is not True or False", param=name)
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise RequestError(f"{name} cannot be used with a grammar, which says where an answer ends", param=name)
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))

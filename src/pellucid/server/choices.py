@@ -24,6 +24,7 @@ from pellucid.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
+    from pellucid.sampling.grammar import Matcher
     from pellucid.server.metrics import Metrics
     from pellucid.text.tokenizer import Tokenizer
 
@@ -156,6 +157,7 @@ class Generation:
         priority: int = 0,
         deadline: float = 0.0,
         began: float | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """Make the sequences; `start` submits them.
 
@@ -168,6 +170,7 @@ class Generation:
             metrics: is told of tokens and ends.
             priority: lower runs earlier.
             deadline: seconds that the whole may take; 0: no limit.
+            matcher: of params.grammar.
             began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
@@ -181,7 +184,7 @@ class Generation:
             seq
             for i, prompt in enumerate(prompts)
             for seq in EngineSequence.fan_out(
-                prompt, params, id=f"{id}-{i}", priority=priority, stop_ids=tokenizer.stop_ids
+                prompt, params, id=f"{id}-{i}", priority=priority, stop_ids=tokenizer.stop_ids, matcher=matcher
             )
         ]
         self.choices = [Choice(i, seq, tokenizer) for i, seq in enumerate(sequences)]

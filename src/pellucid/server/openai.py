@@ -19,8 +19,10 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
+from pellucid.errors import RequestError
+from pellucid.sampling.grammar import MAX_CHOICES, Grammar
 from pellucid.sampling.params import SamplingParams
 
 MAX_PROMPTS = 32
@@ -37,6 +39,8 @@ MAX_WARNINGS = 16
 INT64 = 1 << 63
 
 Prompt = str | list[int]
+AnySchema = dict[str, Any] | bool
+"""A JSON schema."""
 
 _ANY: Any = object()
 _NOT_SERVED: dict[str, tuple[Any, ...]] = {
@@ -45,14 +49,9 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": _ANY,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "json_schema": (),
     "grammar": ("",),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_decoding_backend": _ANY,
+    "guided_whitespace_pattern": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -269,6 +268,68 @@ class Request(Schema):
         yield from self.model_extra or ()
 
 
+class JSONSchemaFormat(Schema):
+    """`json_schema` of a response_format. It is always kept to, whatever `strict` says."""
+
+    name: str = ""
+    description: str = ""
+    json_schema: AnySchema = Field(default_factory=dict[str, Any], alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(Schema):
+    """Form of the answer, as OpenAI says it; `schema` beside type json_object is llama.cpp's and others' spelling."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchemaFormat | None = None
+    just_schema: AnySchema | None = Field(default=None, alias="schema")
+
+    @model_validator(mode="after")
+    def _a_schema_where_one_is_due(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None and self.just_schema is None:
+            raise refuse("response_format", "response_format: type json_schema needs json_schema with a schema")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        """Return what it asks for; None: text of any form."""
+        if self.type == "text":
+            return None
+        schema = self.just_schema if self.json_schema is None else self.json_schema.json_schema
+        return Grammar.json_object() if schema is None else Grammar.json_schema(schema)
+
+
+class StructuredOutputs(Schema):
+    """Form of the answer, as vLLM says it: one of these."""
+
+    json_: AnySchema | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, max_length=MAX_CHOICES)
+    grammar: str | None = None
+
+    def grammars(self) -> list[Grammar]:
+        """Return all that it asks for."""
+        asked: list[Grammar] = []
+        if self.json_ is not None:
+            asked.append(Grammar.json_schema(_parsed(self.json_) if isinstance(self.json_, str) else self.json_))
+        if self.json_object:
+            asked.append(Grammar.json_object())
+        if self.regex is not None:
+            asked.append(Grammar.regex(self.regex))
+        if self.choice is not None:
+            asked.append(Grammar.choice(self.choice))
+        if self.grammar is not None:
+            asked.append(Grammar.lark(self.grammar))
+        return asked
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError as error:
+        raise RequestError(f"the json_schema is not JSON: {error}", param="json_schema") from None
+
+
 class GenerationRequest(Request):
     """What chat and completions share. Names and meanings are OpenAI's, then vLLM's."""
 
@@ -291,6 +352,15 @@ class GenerationRequest(Request):
     min_tokens: int = Field(default=0, ge=0, lt=1 << 31)
     max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
     skip_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: AnySchema | None = None
+    """As llama.cpp spells a schema."""
+    guided_json: AnySchema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(default=None, max_length=MAX_CHOICES)
+    guided_grammar: str | None = None
+    """As vLLM spelled what is structured_outputs now."""
     priority: int = Field(default=0, ge=-INT64, lt=INT64)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
@@ -301,6 +371,25 @@ class GenerationRequest(Request):
         yield from super()._unknown()
         for name in self.stream_options.model_extra or ():
             yield f"stream_options.{name}"
+
+    def grammar(self) -> Grammar | None:
+        """Return the form that the answer must have. Raises RequestError if more than one is asked for."""
+        asked = [] if self.structured_outputs is None else self.structured_outputs.grammars()
+        guided = StructuredOutputs.model_construct(
+            json_=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        asked += guided.grammars()
+        if self.response_format is not None and (grammar := self.response_format.grammar()) is not None:
+            asked.append(grammar)
+        if self.json_schema is not None:
+            asked.append(Grammar.json_schema(self.json_schema))
+        if len(asked) > 1:
+            kinds = " and ".join(grammar.kind for grammar in asked[:4])
+            raise RequestError(f"an answer has one form, and {kinds} are asked for", param="response_format")
+        return asked[0] if asked else None
 
     def _sampling(
         self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
@@ -325,6 +414,7 @@ class GenerationRequest(Request):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=self.skip_special_tokens,
+            grammar=self.grammar(),
         )
 
 

@@ -47,6 +47,7 @@ class Service:
         self._metrics: Metrics | None = None
         self._worker: Worker | None = None
         self._live: set[Generation] = set()
+        self._grammars = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pellucid-grammar")
         self._texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pellucid-text")
 
     def attach(self, llm: LLM) -> None:
@@ -113,7 +114,7 @@ class Service:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
-    def generation(
+    async def generation(
         self,
         id: str,
         prompts: Sequence[Sequence[int]],
@@ -122,10 +123,16 @@ class Service:
         priority: int = 0,
         began: float | None = None,
     ) -> Generation:
-        """Make the generation of one admitted request; it is live from `start` to `close`."""
+        """Make the generation of one admitted request; it is live from `start` to `close`.
+
+        Raises RequestError for a grammar that cannot be compiled, which is found out on a thread.
+        """
         llm, metrics = self.llm, self._metrics
         if metrics is None:
             raise unavailable("The model is still loading")
+        matcher = None
+        if params.grammar is not None:
+            matcher = await asyncio.get_running_loop().run_in_executor(self._grammars, llm.matcher, params)
         return Generation(
             id,
             prompts,
@@ -136,6 +143,7 @@ class Service:
             priority=priority,
             deadline=self.limits.deadline,
             began=began,
+            matcher=matcher,
         )
 
     def start(self, generation: Generation) -> None:
@@ -165,3 +173,4 @@ class Service:
         self.draining = True
         self.cancel_all()
         self._texts.shutdown(wait=False, cancel_futures=True)
+        self._grammars.shutdown(wait=False, cancel_futures=True)

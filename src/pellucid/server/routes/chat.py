@@ -26,7 +26,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(body.n)
     ids = await chat_prompt(service, body)
-    generation = service.generation(
+    generation = await service.generation(
         f"chatcmpl-{uuid4().hex}", [ids], body.sampling(), priority=body.priority, began=request.scope["began"]
     )
     shape = ChatShape(

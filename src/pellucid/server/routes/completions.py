@@ -26,7 +26,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(body.n * len(body.prompt))
     prompts = await completion_prompts(service, body)
-    generation = service.generation(
+    generation = await service.generation(
         f"cmpl-{uuid4().hex}", prompts, body.sampling(), priority=body.priority, began=request.scope["began"]
     )
     shape = CompletionShape(

@@ -24,7 +24,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(1)
     ids = await chat_prompt(service, body.conversation())
-    generation = service.generation(f"msg_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
+    generation = await service.generation(f"msg_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
     return Answer(service, generation, MessageShape(generation.id, service.name, body.warnings()), stream=body.stream)
 
 

@@ -25,6 +25,6 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(1)
     ids = await chat_prompt(service, body.conversation())
-    generation = service.generation(f"resp_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
+    generation = await service.generation(f"resp_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
     shape = ResponseShape(generation.id, int(time.time()), service.name, body)
     return Answer(service, generation, shape, stream=body.stream)
