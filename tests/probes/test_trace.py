@@ -146,6 +146,40 @@ def test_patching_an_activation_moves_the_answer(llm: LLM) -> None:
     assert logits[-1, rome] - logits[-1, paris] > plain[-1, rome] - plain[-1, paris] + 3
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=8, seed=0),
+        SamplingParams(temperature=1.1, top_p=0.9, repetition_penalty=1.2, max_tokens=8, seed=4),
+    ],
+    ids=["greedy", "drawn"],
+)
+def test_a_fork_that_changes_nothing_says_what_was_served(llm: LLM, params: SamplingParams) -> None:
+    trace = llm.inspect(PROMPT, params)
+    prompt = llm.inspect(PROMPT, SamplingParams(max_tokens=0))
+    again = prompt.fork(room=8).generate(params, seed=trace.seed, end_ids=trace.end_ids)
+    assert again == trace.output_ids
+
+
+def test_a_forced_token_leads_elsewhere_and_a_lost_layer_to_nonsense(llm: LLM) -> None:
+    trace = llm.inspect(PROMPT, SamplingParams(temperature=0, max_tokens=2))
+    london = llm.tokenize(" London")[0]
+    forked = trace.fork(force=(trace.prompt_len, london), room=4)
+    params = SamplingParams(temperature=0, max_tokens=4, seed=0)
+    forked.generate(params, seed=0)
+    assert forked.tokens[: trace.prompt_len + 1] == [*trace.ids[: trace.prompt_len], london]
+    assert len(forked.tokens) == trace.prompt_len + 5
+    at = trace.prompt_len
+    plain = trace.fork().logprob(at)
+    assert plain == pytest.approx(trace.scores.logprobs[at - 1], abs=1e-6)
+    assert trace.fork(mlp=[0]).logprob(at) < plain - 3
+    assert trace.fork(mask=(3, 4)).logprob(at) < plain - 2  # France
+    assert trace.fork(heads=[(3, 1)], factor=1.0).logprob(at) == plain
+    assert trace.ids[at] != london and trace.why(at).replays
+    with pytest.raises(ContextLengthError):
+        trace.fork(room=4000)
+
+
 def test_a_masked_span_is_a_text_nobody_looks_back_at(llm: LLM) -> None:
     ids = llm.tokenize("Red is a colour. The capital of France is")
     replay = replay_of(llm, ids)

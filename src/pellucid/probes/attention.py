@@ -28,6 +28,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 METRICS = ("self", "previous", "first", "local", "entropy", "distance", "spread", "induction", "sink")
+FEW_ROWS = 64
 NO_SPANS = np.empty((0, 2), np.int32)
 MASKED = np.float32(-1e30)
 """Score of a key that is not seen: finite, so that it times nothing is nothing."""
@@ -189,6 +190,8 @@ def rows_of(
     found = replay.anatomy.head(layer, max(heads))
     last = max(positions) + 1
     start = min(positions) if replay.clean >= min(positions) else 0
-    for part in replay.run([found.q], positions, start=start, stop=last):
+    # Of few rows all layers' queries are taken: one plan then serves whoever goes from layer to layer.
+    taps = [a.q for a in replay.anatomy.layers] if last - start <= FEW_ROWS else [found.q]
+    for part in replay.run(taps, positions, start=start, stop=last):
         if len(part.positions):
             yield part.positions, patterns(replay, found, part.of(found.q), part.positions, heads, raw)

@@ -20,6 +20,7 @@ from pellucid.errors import RequestError
 from pellucid.probes import attention, influence, lens
 from pellucid.probes.anatomy import PATTERN, SCORES
 from pellucid.probes.attention import HeadMetrics
+from pellucid.probes.fork import Fork, mask_span, put, scale_heads, scale_part
 from pellucid.probes.funnel import Funnel, funnel
 from pellucid.probes.influence import Grounding, Influence
 from pellucid.probes.lens import Attribution, LogitLens, Neuron, Norms, TokenScores
@@ -187,6 +188,45 @@ class Trace:
     def grounding(self, least: float = 0.1) -> Grounding:
         """What the prompt as a whole does for each token of the answer; a lead on hallucination, and no more."""
         return influence.grounding(self.source(), self.prompt_len, least)
+
+    def fork(
+        self,
+        *,
+        heads: Sequence[tuple[int, int]] = (),
+        attn: Sequence[int] = (),
+        mlp: Sequence[int] = (),
+        factor: float = 0.0,
+        mask: tuple[int, int] | None = None,
+        patch: Sequence[tuple[str, int, F32]] = (),
+        force: tuple[int, int] | None = None,
+        room: int = 0,
+    ) -> Fork:
+        """The same tokens where something is other; what was served stays as it is.
+
+        Args:
+            heads: (layer, head) pairs that are multiplied by `factor`.
+            attn, mlp: layers whose attention, whose MLP is.
+            factor: 0 ablates.
+            mask: (first, end) of a span that no later token sees.
+            patch: (name, position, values of the row) to put in the place of what was computed.
+            force: (position, token): the sequence ends there with that token, and goes on by Fork.generate.
+            room: tokens that may be generated.
+        """
+        ids = list(self.ids)
+        if force is not None:
+            ids = [*ids[: self.at(force[0])], force[1]]
+        forked = Fork(self.source(), ids, min(self.prompt_len, len(ids)), room)
+        anatomy = forked.run.anatomy
+        if mask is not None:
+            forked.change(mask_span(forked.run, *mask))
+        for layer, head in heads:
+            forked.change(scale_heads(anatomy, layer, [head], factor))
+        for part, layers in (("attn", attn), ("mlp", mlp)):
+            for layer in layers:
+                forked.change(scale_part(anatomy, layer, part, factor))
+        for name, position, values in patch:
+            forked.change(put(anatomy.real(name), self.at(position), values))
+        return forked
 
     def compare(self, other: Trace) -> Comparison:
         """How another model, or format, sees the same tokens."""

@@ -21,10 +21,8 @@ from pydantic import FailFast, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from pellucid.errors import CapacityError, RequestError
-from pellucid.probes import fork
 from pellucid.probes.attention import METRICS, rows_of
 from pellucid.probes.export import safetensors
-from pellucid.probes.influence import logprobs_after
 from pellucid.probes.replay import budget_bytes
 from pellucid.probes.trace import Trace
 from pellucid.probes.wire import plain
@@ -289,22 +287,19 @@ def _of(request: Request) -> tuple[Service, Traces]:
 
 
 def _ablate(trace: Trace, body: AblateRequest) -> dict[str, Any]:
-    run, at = trace.source(), trace.at(body.pos)
+    at = trace.at(body.pos)
     if not at:
         raise RequestError("nothing stands before the first token", param="pos")
-    hooks: fork.Hooks = {}
-    for pair in body.heads:
-        if len(pair) != 2:
-            raise RequestError("heads: give pairs of a layer and a head", param="heads")
-        hooks = fork.together(hooks, fork.scale_heads(run.anatomy, pair[0], [pair[1]], body.factor))
-    for part, layers in (("attn", body.attn), ("mlp", body.mlp)):
-        for layer in layers:
-            hooks = fork.together(hooks, fork.scale_part(run.anatomy, layer, part, body.factor))
-    token = trace.ids[at]
-    [base] = logprobs_after(run, [at - 1], [token], stop=at)
-    if body.mask is not None:
-        hooks = fork.together(fork.mask_span(run, body.mask[0], body.mask[1]), hooks)
-    [found] = logprobs_after(run, [at - 1], [token], hooks=hooks, stop=at)
+    if any(len(pair) != 2 for pair in body.heads):
+        raise RequestError("heads: give pairs of a layer and a head", param="heads")
+    forked = trace.fork(
+        heads=[(pair[0], pair[1]) for pair in body.heads],
+        attn=body.attn,
+        mlp=body.mlp,
+        factor=body.factor,
+        mask=None if body.mask is None else (body.mask[0], body.mask[1]),
+    )
+    found, base = forked.logprob(at), trace.fork().logprob(at)
     return {"pos": at, "logprob": base, "changed": found, "delta": found - base}
 
 
