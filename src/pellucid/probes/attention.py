@@ -12,7 +12,7 @@ learned sink takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid import _core
+from pellucid.devices.base import Tap
 from pellucid.graph.reference import soft_cap
 from pellucid.probes.anatomy import AttentionLayer
 from pellucid.probes.replay import Part, Replay
@@ -28,7 +29,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I32 = NDArray[np.int32]
 METRICS = ("self", "previous", "first", "local", "entropy", "distance", "spread", "induction", "sink")
-FEW_ROWS = 64
+FEW_ROWS = LEAST_ROWS = 64
 NO_SPANS = np.empty((0, 2), np.int32)
 MASKED = np.float32(-1e30)
 """Score of a key that is not seen: finite, so that it times nothing is nothing."""
@@ -143,26 +144,35 @@ class HeadMetrics:
         ]
 
 
-def head_metrics(replay: Replay, segments: Sequence[tuple[str, int, int]] = (), threads: int = 2) -> HeadMetrics:
+def head_metrics(
+    replay: Replay,
+    segments: Sequence[tuple[str, int, int]] = (),
+    threads: int = 2,
+    also: Sequence[Tap | str] = (),
+    take: Callable[[Part], None] | None = None,
+) -> HeadMetrics:
     """Metrics of every head over all rows, in one replay (more where the budget does not hold all queries).
 
     Args:
         segments: (name, first, end) spans of tokens whose share is asked for.
         threads: Python threads that share the heads.
+        also: what else is looked at on the way; each part goes to `take`.
     """
     layers = replay.anatomy.layers
     count, most = len(layers), max(a.heads for a in layers)
     sums = np.zeros((count, most, len(METRICS) + len(segments)))
     n = len(replay.tokens)
-    # As many layers' queries in one pass as the budget holds.
+    # As many layers' queries in one pass as the budget holds of LEAST_ROWS rows.
     row_bytes = 4 * max(a.heads * a.d_head for a in layers)
-    group = max(1, min(count, replay.spare // 4 // (row_bytes * min(replay.chunk, n))))
+    group = max(1, min(count, replay.spare // 4 // (row_bytes * min(LEAST_ROWS, n))))
     spans = np.array([[a, b] for _, a, b in segments], np.int32).reshape(-1, 2)
     previous = replay.previous
     with ThreadPoolExecutor(threads) as pool:
         for first in range(0, count, group):
             some = layers[first : first + group]
-            for part in replay.run([a.q for a in some]):
+            for part in replay.run([*(a.q for a in some), *(also if first == 0 else ())]):
+                if take is not None and first == 0:
+                    take(part)
                 work = [(a, kv) for a in some for kv in range(a.kv_heads)]
 
                 def measure(item: tuple[AttentionLayer, int], part: Part = part) -> None:
@@ -189,7 +199,7 @@ def rows_of(
     """(positions, weights (heads, rows, keys)) of some heads at some positions, chunk by chunk."""
     found = replay.anatomy.head(layer, max(heads))
     last = max(positions) + 1
-    start = min(positions) if replay.clean >= min(positions) else 0
+    start = min(replay.clean, min(positions))
     # Of few rows all layers' queries are taken: one plan then serves whoever goes from layer to layer.
     taps = [a.q for a in replay.anatomy.layers] if last - start <= FEW_ROWS else [found.q]
     for part in replay.run(taps, positions, start=start, stop=last):

@@ -146,9 +146,9 @@ def trace_of(
 ) -> Trace:
     """Look into exact ids."""
     run = replay_of(llm, ids, budget)
-    scores, norms = replayed(run, level, top_k)
+    scores, norms, heads = replayed(run, level, top_k)
     ends = frozenset(params.stop_token_ids)
-    trace = Trace(
+    return Trace(
         llm.name,
         ids,
         prompt_len,
@@ -160,11 +160,9 @@ def trace_of(
         scores,
         live,
         norms,
+        heads,
         replay=run,
     )
-    if level == "heads":
-        trace.head_metrics()
-    return trace
 
 
 def piece_of(llm: LLM, token: int) -> bytes:

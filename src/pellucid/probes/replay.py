@@ -105,6 +105,11 @@ class Replay:
         """Of these, the leading ones that no fork has touched."""
 
     @property
+    def threads(self) -> int:
+        """Threads that may be used beside the device's own."""
+        return max(1, self.device.config.threads or 1)
+
+    @property
     def spare(self) -> int:
         """Bytes of the budget that are left for results."""
         return max(
@@ -121,7 +126,7 @@ class Replay:
         positions: Sequence[int] | None = None,
         *,
         hooks: Mapping[str, Hook] | None = None,
-        start: int = 0,
+        start: int | None = None,
         stop: int | None = None,
     ) -> Iterator[Part]:
         """Run the tokens and yield, chunk by chunk, what the taps see.
@@ -130,10 +135,13 @@ class Replay:
             taps: values, by name or as Tap.
             positions: rows that are watched; None: all.
             hooks: what is done to values on the way; they make this run a fork.
-            start: first position to compute; those before keep what earlier runs left, forks too.
+            start: first position to compute; those before keep what earlier runs left, forks too. None: with hooks 0,
+                else the first that is watched or was not computed yet.
             stop: position to stop at, not included; None: the end.
         """
         n = len(self.tokens) if stop is None else stop
+        if start is None:
+            start = 0 if hooks or positions is None else min(self.clean, min(positions, default=n))
         if start > self.computed:
             raise RequestError(f"positions before {start} were not computed yet")
         plan = self.device.plan([Tap(t) if isinstance(t, str) else t for t in taps], tuple(hooks or ()))

@@ -98,9 +98,8 @@ class Trace:
         at, replay = self.at(pos), self.source()
         if not at:
             raise RequestError("nothing stands before the first token, so it has no logits", param="pos")
-        start = at - 1 if replay.clean >= at - 1 else 0
         last = replay.anatomy.last
-        resid = np.concatenate([p.of(last) for p in replay.run([last], [at - 1], start=start, stop=at)])
+        resid = np.concatenate([p.of(last) for p in replay.run([last], [at - 1], stop=at)])
         return next(logits[0].copy() for _, logits in replay.unembed(resid))
 
     def why(self, pos: int = -1, top: int = 10) -> Funnel:
@@ -134,7 +133,7 @@ class Trace:
         """Metrics of every head over the whole sequence (probes.attention says what they mean)."""
         if self.heads is None or segments:
             replay = self.source()
-            found = attention.head_metrics(replay, segments, max(1, replay.device.config.threads or 1))
+            found = attention.head_metrics(replay, segments, replay.threads)
             if segments:
                 return found
             self.heads = found
@@ -280,26 +279,34 @@ class Trace:
         return {"model": self.model, "seed": self.seed, "delta": self.delta, "tokens": tokens}
 
 
-def replayed(replay: Replay, level: Level, top_k: int = 20) -> tuple[TokenScores, Norms | None]:
-    """Scores of every token but the first, and the norms, in one forward."""
+def replayed(replay: Replay, level: Level, top_k: int = 20) -> tuple[TokenScores, Norms | None, HeadMetrics | None]:
+    """Scores of every token but the first, the norms, and the metrics of heads, in one forward."""
     last = replay.anatomy.last
     taps = lens.norm_taps(replay) if level != "tokens" else []
     targets = [int(t) for t in replay.tokens[1:]]
     count = len(replay.anatomy.layers)
     width = next(v.size for v in replay.device.graph.values() if v.name == last)
-    parts: list[TokenScores] = []
+    scores: list[TokenScores] = []
     norms: list[F64] = []
-    for part in replay.run([last, *taps]):
+
+    def take(part: Part) -> None:
         end = min(part.computed, len(targets))
         first = int(part.positions[0])
         if end > first:
-            parts.append(lens.token_scores(replay, part.of(last)[: end - first], targets[first:end], top_k))
+            scores.append(lens.token_scores(replay, part.of(last)[: end - first], targets[first:end], top_k))
         norms.append(_lengths(part, taps, width))
-    joined = lens.join(parts)
+
+    heads = None
+    if level == "heads":
+        heads = attention.head_metrics(replay, (), replay.threads, [last, *taps], take)
+    else:
+        for part in replay.run([last, *taps]):
+            take(part)
     if not taps:
-        return joined, None
+        return lens.join(scores), None, None
     every = np.concatenate(norms, axis=1)
-    return joined, Norms(every[count + 1 : 2 * count + 1], every[2 * count + 1 :], every[: count + 1])
+    lengths = Norms(every[count + 1 : 2 * count + 1], every[2 * count + 1 :], every[: count + 1])
+    return lens.join(scores), lengths, heads
 
 
 def _lengths(part: Part, taps: Sequence[lens.Tap], width: int) -> F64:
