@@ -70,6 +70,7 @@ class LLM:
         threads: threads of the CPU pool; None: every core this process may run on.
         ctx: longest sequence in tokens, prompt and answer; None: the model's own, at most 4096.
         kv: format of the KV cache, "f16" or "q8_0".
+        kv_pages: pages of 16 tokens in the KV cache; None: four sequences of `ctx` tokens, as far as memory allows.
         max_seqs: sequences that run together.
         token_budget: rows of one step, over all sequences.
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
@@ -100,6 +101,7 @@ class LLM:
         threads: int | None = None,
         ctx: int | None = None,
         kv: str = "f16",
+        kv_pages: int | None = None,
         max_seqs: int = 64,
         token_budget: int = 512,
         prefix_cache: bool = True,
@@ -118,6 +120,7 @@ class LLM:
             threads=threads,
             ctx=ctx,
             kv=kv,
+            kv_pages=kv_pages,
             max_seqs=max_seqs,
             token_budget=token_budget,
             prefix_cache=prefix_cache,
@@ -128,6 +131,7 @@ class LLM:
         other = None if tokenizer is None else resolve_tokenizer(os.fspath(tokenizer), progress=_shown(progress))
         checkpoint = open_checkpoint(path, other)
         try:
+            _require_room(checkpoint, config)
             with (
                 _loading(checkpoint.nbytes, _shown(progress)) as tick,
                 Loading(checkpoint, config, tick) as loading,
@@ -639,6 +643,14 @@ def _params(params: Params | None, count: int) -> list[SamplingParams | None]:
             f"{len(params)} sampling parameters for {count} prompts; give one, or one for each", param="params"
         )
     return list(params)
+
+
+def _require_room(checkpoint: Checkpoint, config: EngineConfig) -> None:
+    """Refuse, before anything is loaded, what the machine has no memory for."""
+    from pellucid.devices.ledger import require_room
+    from pellucid.models.decoder import decoder_graph
+
+    require_room(checkpoint, decoder_graph(checkpoint.spec), config, file_bytes=checkpoint.nbytes)
 
 
 def _check_size(tokenizer: Tokenizer, vocab: int, given: os.PathLike[str] | None) -> None:

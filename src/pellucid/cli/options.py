@@ -37,6 +37,15 @@ Ctx = Annotated[
     typer.Option(envvar="PELLUCID_CTX", help="Longest sequence in tokens; default: the model's, at most 4096", min=16),
 ]
 KV = Annotated[str, typer.Option(envvar="PELLUCID_KV", help="Format of the KV cache: f16 or q8_0")]
+KVPages = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-pages",
+        envvar="PELLUCID_KV_PAGES",
+        help="Pages of 16 tokens in the KV cache; default: four sequences of full length, as far as memory allows",
+        min=2,
+    ),
+]
 System = Annotated[str | None, typer.Option(help="System message for the model")]
 MaxTokens = Annotated[
     int | None, typer.Option(help="Longest answer in tokens; default: 512, or what the context leaves", min=1)

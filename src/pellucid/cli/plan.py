@@ -17,11 +17,7 @@ from pellucid.cli import layout, options
 
 if TYPE_CHECKING:
     from pellucid.devices.ledger import Ledger, Unloaded
-    from pellucid.kv.store import KVGeometry
     from pellucid.models.spec import ModelSpec
-
-KV_NAMES = ("f16", "q8_0")
-CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 def plan(
@@ -32,6 +28,7 @@ def plan(
     seqs: Annotated[
         int | None, typer.Option(help="Sequences of full length that the KV cache holds; default: 4", min=1, max=4096)
     ] = None,
+    kv_pages: options.KVPages = None,
     kv: options.KV = "f16",
     threads: options.Threads = None,
     max_seqs: Annotated[
@@ -51,12 +48,17 @@ def plan(
     """Say what memory a model takes by part, before it is loaded, and what would fit. Exit code 6: it does not fit."""
     from pellucid.checkpoint import open_checkpoint
     from pellucid.config import EngineConfig, available_memory
-    from pellucid.devices.ledger import ledger_of, unloaded
+    from pellucid.devices.ledger import ledger_of, refusal, unloaded
+    from pellucid.errors import ConfigError, MemoryPlanError
     from pellucid.models.decoder import decoder_graph
     from pellucid.models.pull import resolve
     from pellucid.text.tokenizer import Tokenizer
 
-    config = EngineConfig(model=model, threads=threads, ctx=ctx, kv=kv, max_seqs=max_seqs, token_budget=token_budget)
+    config = EngineConfig(
+        model=model, threads=threads, ctx=ctx, kv=kv, kv_pages=kv_pages, max_seqs=max_seqs, token_budget=token_budget
+    )
+    if seqs is not None and kv_pages is not None:
+        raise ConfigError("--seqs and --kv-pages both size the KV cache; give one of them", param="seqs")
     available = available_memory() if memory is None else int(memory * 1e9)
     with open_checkpoint(resolve(model)) as checkpoint:
         # The program that is measured has what a server has: its modules and the tokenizer.
@@ -67,29 +69,21 @@ def plan(
             config = replace(config, kv_pages=max(2, seqs * -(-longest // config.page_size)))
         empty = unloaded(checkpoint, decoder_graph(checkpoint.spec), config)
         ledger = ledger_of(empty)
-        about = _about(model, checkpoint.spec, ledger, available)
+        spec = checkpoint.spec
+        about = _about(model, spec, ledger, available)
         del tokenizer
         if cost_per_hour is not None:
             about["cost"] = _cost(empty, cost_per_hour)
     print(json.dumps(about)) if as_json else _print(about)
     if not about["fits"]:
-        from pellucid.errors import MemoryPlanError
-
-        raise MemoryPlanError(_too_large(about))
+        raise MemoryPlanError(refusal(ledger, spec, available))
 
 
 def _about(model: str, spec: ModelSpec, ledger: Ledger, available: int) -> dict[str, Any]:
     """All that `plan` says, as JSON values; sizes in bytes."""
+    from pellucid.devices.ledger import room
+
     config = ledger.config
-    fixed = ledger.total - ledger.kv
-    contexts = sorted({min(n, spec.context) for n in (*CONTEXTS, config.ctx or 0)})
-    room: dict[str, dict[str, int]] = {}
-    for name in KV_NAMES:
-        geometry = _geometry(name, spec, config.page_size)
-        if geometry is None:
-            continue
-        pages = {n: -(-n // config.page_size) for n in contexts}
-        room[name] = {str(n): max(0, (available - fixed) // (pages[n] * geometry.bytes_per_page)) for n in contexts}
     return {
         "model": model,
         "ctx": config.ctx,
@@ -107,19 +101,10 @@ def _about(model: str, spec: ModelSpec, ledger: Ledger, available: int) -> dict[
         "lines": ledger.lines(),
         "weights": ledger.weights,
         "kv_per_token": ledger.kv_per_page / config.page_size,
-        "room": room,
+        "room": {
+            kv: {str(n): count for n, count in fits.items()} for kv, fits in room(ledger, spec, available).items()
+        },
     }
-
-
-def _geometry(name: str, spec: ModelSpec, page_size: int) -> KVGeometry | None:
-    """None: the model's heads do not fit the format."""
-    from pellucid.errors import ConfigError
-    from pellucid.kv.store import KVGeometry
-
-    try:
-        return KVGeometry(name, spec.n_layers, page_size, spec.n_kv_heads, spec.d_head)
-    except ConfigError:
-        return None
 
 
 def _cost(empty: Unloaded, per_hour: float) -> dict[str, Any]:
@@ -179,18 +164,3 @@ def _print(about: dict[str, Any]) -> None:
         ]
         layout.table(("AT BEST", "TOK/S", "COST OF 1 M TOKENS"), table, right=(1, 2))
         print(f"at {per_hour:g} an hour and this machine's measured peaks; `pellucid bench` measures the real rate")
-
-
-def _too_large(about: dict[str, Any]) -> str:
-    from pellucid.models.store import size_text
-
-    need = f"{about['model']} with these options takes {size_text(about['total'])} of {size_text(about['available'])}"
-    fits = [
-        f"--kv {name} --ctx {n} --seqs {count}"
-        for name, counts in about["room"].items()
-        for n, count in sorted(counts.items(), key=lambda item: -int(item[0]))
-        if count
-    ]
-    if not fits:
-        return f"{need}; not even one short sequence fits beside its weights: take a smaller model or quantization"
-    return f"{need}; this would fit: {fits[0]}"

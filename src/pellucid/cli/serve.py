@@ -64,6 +64,16 @@ def serve(
     kv: Annotated[
         str, typer.Option("--kv", "--kv-cache-dtype", envvar="PELLUCID_KV", help="Format of the KV cache: f16 or q8_0")
     ] = "f16",
+    kv_pages: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-pages",
+            "--num-gpu-blocks-override",
+            envvar="PELLUCID_KV_PAGES",
+            help="Pages of 16 tokens in the KV cache; default: four sequences of full length, as far as memory allows",
+            min=2,
+        ),
+    ] = None,
     max_seqs: Annotated[
         int,
         typer.Option(
@@ -100,7 +110,7 @@ def serve(
     from pellucid.server.limits import Limits
     from pellucid.server.serve import serve as serve_forever
 
-    parity: list[str] = []
+    notes: list[str] = []
 
     def load() -> LLM:
         from pellucid.cli import verify
@@ -112,17 +122,19 @@ def serve(
             threads=threads,
             ctx=ctx,
             kv=kv,
+            kv_pages=kv_pages,
             max_seqs=max_seqs,
             token_budget=token_budget,
             prefix_cache=prefix_cache,
             seed=seed,
         )
+        notes.extend(memory_lines(llm))
         if (result := verify.of(llm)) is not None:
-            parity.append("  " + verify.line(result))
+            notes.append("  " + verify.line(result))
         return llm
 
     def ready(llm: LLM, host: str, port: int) -> None:
-        lines = [banner(llm, served_model_name or model, host, port, api_key is not None), *parity]
+        lines = [banner(llm, served_model_name or model, host, port, api_key is not None), *notes]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     serve_forever(
@@ -155,6 +167,24 @@ def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
     if not _loopback(host):
         lines.append(f"  warning: {host} is not loopback and this is plain HTTP; put a TLS proxy in front of it")
     return "\n".join(lines)
+
+
+def memory_lines(llm: LLM) -> list[str]:
+    """What the plan says each part of memory takes beside what the loaded device has, a line each."""
+    from pellucid.devices.ledger import ledger_of, resident, unloaded
+    from pellucid.models.decoder import decoder_graph
+    from pellucid.models.store import size_text
+
+    if llm.checkpoint is None:
+        return []
+    ledger = ledger_of(unloaded(llm.checkpoint, decoder_graph(llm.spec), llm.config))
+    planned, actual = ledger.lines(), llm.device.memory()
+    rows = [
+        f"    {part:<8} {size_text(planned[part]):>9} planned  {size_text(nbytes):>9} now"
+        for part, nbytes in actual.items()
+    ]
+    whole = f"    {'process':<8} {size_text(ledger.total - ledger.program):>9} planned, "
+    return ["  memory", *rows, whole + f"beside the program; {size_text(resident())} resident now"]
 
 
 def _loopback(host: str) -> bool:

@@ -187,8 +187,13 @@ class CpuDevice:
         return self._logits[:wanted]
 
     def memory(self) -> dict[str, int]:
-        """Bytes by part: weights, the whole KV cache, scratch of the plan."""
-        return {"weights": self.weight_bytes, "kv": self.kv.nbytes, "scratch": self._plan.scratch_bytes}
+        """Bytes by part: weights, the whole KV cache, scratch of the plan, logits of the largest step so far."""
+        return {
+            "weights": self.weight_bytes,
+            "kv": self.kv.nbytes,
+            "scratch": self._plan.scratch_bytes,
+            "logits": self._logits.nbytes,
+        }
 
 
 class _Builder:

@@ -16,15 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid import _core
-from pellucid.config import EngineConfig
+from pellucid.config import EngineConfig, available_memory
 from pellucid.devices.cpu import CpuDevice
-from pellucid.devices.loading import WeightSource
-from pellucid.formats import FORMATS
+from pellucid.devices.loading import Shape, WeightSource, room_for
+from pellucid.errors import ConfigError, MemoryPlanError
 from pellucid.graph.graph import Graph
 from pellucid.kv.store import KVGeometry
+from pellucid.models.spec import is_matrix
 
 PARTS = {"embed": "embedding", "unembed": "unembedding", "attn": "attention", "mlp": "feed-forward"}
 """Piece of a canonical name → part of the model; what has none of them is a norm."""
+
+
+KV_NAMES = ("f16", "q8_0")
+CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 def part_of(weight: str) -> str:
@@ -84,19 +89,19 @@ def unloaded(source: WeightSource, graph: Graph, config: EngineConfig) -> Unload
     Raises ConfigError as EngineConfig.resolve, MemoryPlanError if not even the addresses can be had.
     """
     shape = source.spec
-    geometry = KVGeometry(config.kv, shape.n_layers, config.page_size, shape.n_kv_heads, shape.d_head)
-    config = config.resolve(model_context=shape.context, bytes_per_page=geometry.bytes_per_page)
+    config = config.resolve(
+        model_context=shape.context, bytes_per_page=_geometry(config.kv, shape, config.page_size).bytes_per_page
+    )
     parts: Counter[str] = Counter()
     matrices: dict[str, _core.Matrix] = {}
     vectors: dict[str, NDArray[np.float32]] = {}
     for weight in source.weights():
-        if len(weight.shape) == 1:
+        if is_matrix(weight.name):
+            matrices[weight.name] = room_for(weight)
+            nbytes = matrices[weight.name].nbytes
+        else:
             vectors[weight.name] = weight.to_float32()
             nbytes = vectors[weight.name].nbytes
-        else:
-            native = weight.format if weight.format.native else FORMATS["f32"]
-            matrices[weight.name] = _core.Matrix(native.name, weight.shape[0], weight.shape[1])
-            nbytes = matrices[weight.name].nbytes
         parts[part_of(weight.name)] += nbytes
         source.release(weight)
     # The plan does not depend on how many pages there are; the least spare addresses.
@@ -117,6 +122,58 @@ def ledger_of(unloaded: Unloaded) -> Ledger:
         logits=4 * device.vocab_size * config.max_seqs,
         program=resident(),
     )
+
+
+def room(ledger: Ledger, shape: Shape, available: int) -> dict[str, dict[int, int]]:
+    """Sequences of full length that fit into `available` bytes beside the weights: by KV format, then by context.
+
+    Formats that the model's heads do not fit are left out.
+    """
+    config, fixed = ledger.config, ledger.total - ledger.kv
+    contexts = sorted({min(n, shape.context) for n in (*CONTEXTS, config.ctx or 0)})
+    fits: dict[str, dict[int, int]] = {}
+    for name in KV_NAMES:
+        try:
+            page = _geometry(name, shape, config.page_size).bytes_per_page
+        except ConfigError:
+            continue
+        fits[name] = {n: max(0, (available - fixed) // (-(-n // config.page_size) * page)) for n in contexts}
+    return fits
+
+
+def refusal(ledger: Ledger, shape: Shape, available: int) -> str:
+    """One line for what takes more than `available` bytes: how much it takes, and what would fit instead."""
+    need = f"{ledger.config.model} with these options takes {_gigabytes(ledger.total)} of {_gigabytes(available)}"
+    for name, counts in room(ledger, shape, available).items():
+        for n, count in sorted(counts.items(), reverse=True):
+            if count:
+                pages = min(count, 4) * -(-n // ledger.config.page_size)
+                return f"{need}; this would fit: --kv {name} --ctx {n} --kv-pages {pages}"
+    return f"{need}; not even one short sequence fits beside its weights: take a smaller model or quantization"
+
+
+def require_room(source: WeightSource, graph: Graph, config: EngineConfig, *, file_bytes: int) -> None:
+    """Raise MemoryPlanError, which names what would fit, if the machine has no room for `config` as the user gave it.
+
+    Counted in full only where it may be tight: packed, a file takes at most twice its size (bfloat16 as float32).
+    """
+    shape, available = source.spec, available_memory()
+    page = _geometry(config.kv, shape, config.page_size).bytes_per_page
+    kv = page * (config.resolve(model_context=shape.context, bytes_per_page=page).kv_pages or 0)
+    if 2 * (2 * file_bytes + kv) < available:
+        return
+    ledger = ledger_of(unloaded(source, graph, config))
+    ledger = replace(ledger, program=0)  # what this process holds already is not in `available`
+    if ledger.total > available:
+        raise MemoryPlanError(refusal(ledger, shape, available))
+
+
+def _geometry(kv: str, shape: Shape, page_size: int) -> KVGeometry:
+    return KVGeometry(kv, shape.n_layers, page_size, shape.n_kv_heads, shape.d_head)
+
+
+def _gigabytes(n: int) -> str:
+    return f"{n / 1e9:.2f} GB"
 
 
 def resident() -> int:

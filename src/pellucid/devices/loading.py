@@ -80,6 +80,13 @@ class WeightSource(Protocol):
         ...
 
 
+def room_for(weight: Weight) -> _core.Matrix:
+    """The core's matrix, not yet packed, of a weight that multiplies; (experts, rows, columns) are one of many."""
+    format = weight.format if weight.format.native else FORMATS["f32"]
+    rows, cols = weight.shape[-2:]
+    return _core.Matrix(format.name, rows, cols, count=prod(weight.shape[:-2]))
+
+
 class Loading:
     """Begins to pack the weights of a source; `finish` waits for them. Use as a context manager: it ends early then.
 
@@ -125,8 +132,7 @@ class Loading:
             held = weight
             if not weight.format.native:
                 held = Weight.from_float32(weight.name, weight.to_float32(), FORMATS["f32"])
-            rows, cols = held.shape[-2:]
-            matrix = _core.Matrix(held.format.name, rows, cols, count=prod(held.shape[:-2]))
+            matrix = room_for(weight)
         except MemoryError as e:
             raise MemoryPlanError(f"no memory for {weight.name}: the weights do not fit this machine") from e
         mapped = held is weight and self.source.mapped(weight)
