@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ from pellucid.probes import fork
 from pellucid.probes.funnel import funnel
 from pellucid.probes.influence import spans_of
 from pellucid.probes.inspect import replay_of
+from pellucid.probes.receipt import check
 from pellucid.probes.replay import budget_bytes
+from pellucid.sampling.grammar import Grammar
 
 PROMPT = "The capital of France is"
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama"
@@ -59,6 +63,23 @@ def test_the_funnel_replays_the_served_token_and_the_badge_is_zero(llm: LLM, par
             continue
         own = next(i for i in found.cdf if i.token == found.token)
         assert found.random is not None and own.low <= found.random + 1e-9 and found.random <= own.high + 1e-9
+
+
+def test_the_funnel_shows_what_a_grammar_took(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=8, seed=3, grammar=Grammar.choice([" London", " Rome"]))
+    trace = llm.inspect(PROMPT, params)
+    found = trace.why(trace.prompt_len)
+    assert found.replays and trace.delta == 0
+    stage = next(s for s in found.stages if s.name == "grammar")
+    assert stage.changed and stage.kept < 20 and stage.mass_removed > 0.9
+    assert dict(found.counterfactuals)["no grammar"] == llm.tokenize(" Paris")[0]
+    assert trace.texts[trace.prompt_len :][0] in (" London", " Rome", " L", " R")
+    [result] = llm.generate(PROMPT, params, output_scores=True)
+    scores = result.outputs[0].scores
+    assert scores is not None and np.isfinite(scores[0]).sum() < 20
+    [result] = llm.generate(PROMPT, replace(params, logprobs=0))
+    receipt = json.loads(json.dumps(llm.receipt(result, replace(params, logprobs=0))))
+    assert check(llm, receipt).identical
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,7 +6,7 @@ Law: the stages are those of sampling.chain, on the very logits; the token at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,18 +16,6 @@ from pellucid.sampling import chain
 from pellucid.sampling.params import SamplingParams
 
 F32 = NDArray[np.float32]
-
-GLOSS = {
-    "penalties": "repetition, presence, frequency",
-    "logit_bias": "what the request adds to tokens",
-    "min_tokens": "no end before so many tokens",
-    "temperature": "divides the logits",
-    "top_k": "the k likeliest stay",
-    "top_p": "the likeliest that together have p stay",
-    "min_p": "those at least p times the likeliest stay",
-    "draw": "one number on the cumulative distribution",
-}
-"""Stage → what it does."""
 
 
 @dataclass(frozen=True)
@@ -95,44 +83,57 @@ def funnel(
     end_ids: Iterable[int],
     chosen: int,
     top: int = 10,
+    allowed: NDArray[np.uint32] | None = None,
 ) -> Funnel:
     """Run the chain on one row of logits (vocab,) as it was run, and tell what each stage did.
 
     Args:
         tokens: prompt and answer up to here; the token drawn has position len(tokens).
         chosen: the token that stands there.
+        allowed: what the grammar lets through, as Matcher.mask; None: no grammar.
     """
     ends = tuple(end_ids)
 
     def drawn(given: SamplingParams) -> chain.Trace:
-        return chain.trace(logits, given, seed=seed, choice=choice, tokens=tokens, prompt_len=prompt_len, end_ids=ends)
+        return chain.trace(
+            logits,
+            given,
+            seed=seed,
+            choice=choice,
+            tokens=tokens,
+            prompt_len=prompt_len,
+            end_ids=ends,
+            allowed=allowed if given.grammar is not None else None,
+        )
 
     trace = drawn(params)
     raw = _probabilities(logits)
     order = chain.order(logits)
-    edited = _edited(logits, params, tokens, prompt_len, ends)
+    rows = dict(_edits(logits, params, tokens, prompt_len, ends, allowed))
+    edited = list(rows.values())[-1]
     # The distribution that the cuts read: a leading part of it stays after each.
     x = edited if params.greedy else chain.temper(edited, params)
     mass = _probabilities(x)
     ids = chain.order(x)
     sums = np.cumsum(mass[ids])
     stages: list[FunnelStage] = []
-    before = len(logits)
+    before, row = len(logits), logits
     for record in trace.stages:
-        cuts = record.name in ("top_k", "top_p", "min_p")
-        edits = record.name in ("penalties", "logit_bias", "temperature")
-        kept = min(record.kept, before) if record.changed and not edits else before
-        if record.name == "draw":
-            kept, removed, share = 1, before - 1, 0.0
-        else:
-            removed = before - kept
-            share = float(1.0 - sums[kept - 1] / sums[before - 1]) if cuts and removed else 0.0
-        if record.name == "min_tokens" and record.changed:
-            share = float(raw[list(ends)].sum())
-        cut = (int(ids[kept - 1]), float(mass[ids[kept - 1]] / sums[before - 1])) if cuts and removed else None
-        stages.append(
-            FunnelStage(record.name, record.changed, kept, removed, share, cut, _shown(record, top, logits, edited))
-        )
+        kept, share = before, 0.0
+        cut: tuple[int, float] | None = None
+        if record.name in rows:
+            after = rows[record.name]
+            kept = int((after > -np.inf).sum())
+            share = float(_probabilities(row)[(after == -np.inf) & (row > -np.inf)].sum()) if record.changed else 0.0
+            row = after
+        elif record.name == "draw":
+            kept = 1
+        elif record.changed and record.name != "temperature":
+            kept = min(record.kept, before)
+            share = float(1.0 - sums[kept - 1] / sums[before - 1])
+            cut = (int(ids[kept - 1]), float(mass[ids[kept - 1]] / sums[before - 1]))
+        shown = _shown(record, top, row)
+        stages.append(FunnelStage(record.name, record.changed, kept, before - kept, share, cut, shown))
         before = kept
     left = stages[-2].kept if not params.greedy and len(stages) > 1 else 1
     return Funnel(
@@ -150,10 +151,15 @@ def funnel(
 
 
 def processed(
-    logits: F32, params: SamplingParams, tokens: Sequence[int], prompt_len: int, end_ids: Iterable[int]
+    logits: F32,
+    params: SamplingParams,
+    tokens: Sequence[int],
+    prompt_len: int,
+    end_ids: Iterable[int],
+    allowed: NDArray[np.uint32] | None = None,
 ) -> F32:
     """Logits as Hugging Face's `scores`: after every stage before the draw; -inf for tokens that were cut."""
-    edited = _edited(logits, params, tokens, prompt_len, tuple(end_ids))
+    *_, (_, edited) = _edits(logits, params, tokens, prompt_len, tuple(end_ids), allowed)
     if params.greedy:
         return edited
     x = chain.temper(edited, params)
@@ -166,9 +172,22 @@ def processed(
     return out
 
 
-def _edited(logits: F32, params: SamplingParams, tokens: Sequence[int], prompt_len: int, ends: tuple[int, ...]) -> F32:
+def _edits(
+    logits: F32,
+    params: SamplingParams,
+    tokens: Sequence[int],
+    prompt_len: int,
+    ends: tuple[int, ...],
+    allowed: NDArray[np.uint32] | None,
+) -> Iterator[tuple[str, F32]]:
+    """The stages that edit logits, each with what it leaves."""
     row = chain.penalize(logits, params, tokens[:prompt_len], tokens[prompt_len:])
-    return chain.hold(chain.bias(row, params), params, len(tokens) - prompt_len, ends)
+    yield "penalties", row
+    row = chain.bias(row, params)
+    yield "logit_bias", row
+    row = chain.hold(row, params, len(tokens) - prompt_len, ends)
+    yield "min_tokens", row
+    yield "grammar", chain.allow(row, allowed)
 
 
 def _probabilities(logits: F32) -> NDArray[np.float64]:
@@ -176,11 +195,11 @@ def _probabilities(logits: F32) -> NDArray[np.float64]:
     return x / x.sum()
 
 
-def _shown(record: chain.StageRecord, top: int, logits: F32, edited: F32) -> list[tuple[int, float]]:
+def _shown(record: chain.StageRecord, top: int, row: F32) -> list[tuple[int, float]]:
     """The likeliest after a stage, as probabilities, also where the chain tells logits."""
-    if record.name not in ("penalties", "logit_bias", "min_tokens"):
+    if record.name not in ("penalties", "logit_bias", "min_tokens", "grammar"):
         return record.top[:top]
-    now = _probabilities(edited if record.changed else logits)
+    now = _probabilities(row)
     return [(i, float(now[i])) for i, _ in record.top[:top]]
 
 
@@ -205,4 +224,6 @@ def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingP
         cases.append(("no penalties", plain))
     if params.logit_bias:
         cases.append(("no bias", replace(params, logit_bias={})))
+    if params.grammar is not None:
+        cases.append(("no grammar", replace(params, grammar=None)))
     return [(name, drawn(case).token) for name, case in cases if case != params]

@@ -162,6 +162,7 @@ def trace_of(
         norms,
         heads,
         replay=run,
+        matcher=lambda: llm.matcher(params),
     )
 
 
@@ -277,6 +278,13 @@ def fill_outputs(
             if logits:
                 answer.logits = tuple(row[None] for row in rows)
             if scores:
-                answer.scores = tuple(
-                    processed(row, params, ids[: prompt + i], prompt, ends)[None] for i, row in enumerate(rows)
-                )
+                matcher = llm.matcher(params)
+                found: list[F32] = []
+                for i, row in enumerate(rows):
+                    if matcher is not None:
+                        matcher.fill()
+                    allowed = None if matcher is None else matcher.mask
+                    found.append(processed(row, params, ids[: prompt + i], prompt, ends, allowed)[None])
+                    if matcher is not None and i + 1 < len(rows):
+                        matcher.accept(answer.token_ids[i])
+                answer.scores = tuple(found)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pellucid import __version__, _core
 from pellucid.errors import RequestError
+from pellucid.sampling.grammar import Grammar
 from pellucid.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,9 +30,11 @@ def params_as_dict(params: SamplingParams) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field in fields(params):
         value = getattr(params, field.name)
-        if value != getattr(plain, field.name):
-            mapping = isinstance(value, Mapping)
-            out[field.name] = dict(cast("Mapping[int, float]", value)) if mapping else value
+        if value == getattr(plain, field.name):
+            continue
+        if isinstance(value, Grammar):
+            value = {"kind": value.kind, "source": value.source}
+        out[field.name] = dict(cast("Mapping[Any, Any]", value)) if isinstance(value, Mapping) else value
     return out
 
 
@@ -41,7 +44,10 @@ def params_of(values: Mapping[str, Any]) -> SamplingParams:
     unknown = set(values) - known
     if unknown:
         raise RequestError(f"the receipt has the parameter {min(unknown)!r}, which this version does not know")
-    return SamplingParams(**values)
+    given = dict(values)
+    if given.get("grammar") is not None:
+        given["grammar"] = Grammar(**given["grammar"])
+    return SamplingParams(**given)
 
 
 def digests(llm: LLM) -> dict[str, str]:

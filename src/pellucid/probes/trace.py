@@ -8,10 +8,10 @@ it cannot.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from pellucid.probes.influence import Grounding, Influence
 from pellucid.probes.lens import Attribution, LogitLens, Neuron, Norms, TokenScores
 from pellucid.probes.replay import Part, Replay
 from pellucid.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pellucid.sampling.grammar import Matcher
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -54,6 +57,8 @@ class Trace:
     norms: Norms | None = None
     heads: HeadMetrics | None = None
     replay: Replay | None = field(default=None, repr=False)
+    matcher: Callable[[], Matcher | None] = field(default=lambda: None, repr=False)
+    """Makes what held the answer to its grammar, as it stood at the beginning."""
     events: list[dict[str, Any]] = field(default_factory=lambda: cast("list[dict[str, Any]]", []), repr=False)
     """What the engine did while it was served (probes.recorder)."""
     dropped: int = 0
@@ -115,7 +120,18 @@ class Trace:
             end_ids=self.end_ids,
             chosen=self.ids[at],
             top=top,
+            allowed=self.allowed(at),
         )
+
+    def allowed(self, at: int) -> NDArray[np.uint32] | None:
+        """A bit for each token that the grammar let through at a place of the answer; None: it held nothing there."""
+        matcher = self.matcher() if at >= self.prompt_len else None
+        if matcher is None:
+            return None
+        for token in self.ids[self.prompt_len : at]:
+            matcher.accept(token)
+        matcher.fill()
+        return matcher.mask
 
     def logit_lens(
         self, layers: Sequence[int] | Literal["all"] = "all", pos: int | Sequence[int] = -1, top_k: int = 8
