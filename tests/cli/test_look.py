@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import Cli
-from pellucid.cli import draw
+from pellucid import LLM
+from pellucid.cli import draw, options
 from pellucid.probes.wire import plain
 
 PROMPT = "The capital of France is"
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[dict[tuple[str, str], LLM]]:
+    """Models that the commands of this module have loaded."""
+    loaded: dict[tuple[str, str], LLM] = {}
+    yield loaded
+    for llm in loaded.values():
+        LLM.close(llm)
+
+
 @pytest.fixture(autouse=True)
-def one_model(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_model(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, shared: dict[tuple[str, str], LLM]) -> None:
+    """Commands find their model loaded, and leave it so."""
+
+    def load(model: str, threads: int | None, ctx: int | None, kv: str, **options: object) -> LLM:
+        if (model, kv) not in shared:
+            shared[model, kv] = llm = LLM(model, threads=2, ctx=256, kv=kv, progress=False)
+            llm.close = lambda: None  # type: ignore[method-assign]
+        return shared[model, kv]
+
+    monkeypatch.setattr(options, "load", load)
     monkeypatch.setenv("PELLUCID_MODEL", str(smollm2_path))
-    monkeypatch.setenv("PELLUCID_CTX", "256")
     monkeypatch.setenv("COLUMNS", "100")
 
 

@@ -144,6 +144,14 @@ def test_old_traces_go(live: Live) -> None:
     assert gone.status_code == 404 and gone.json()["error"]["code"] == "trace_not_found"
 
 
+def test_large_traces_push_older_ones_out(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = live.post("/inspect/replay", {"prompt": "a b", "level": "tokens"}).json()["id"]
+    monkeypatch.setattr("pellucid.server.routes.inspect.MOST_HELD", 1)
+    last = live.post("/inspect/replay", {"prompt": "a b", "level": "tokens"}).json()["id"]
+    assert live.http.get(f"/inspect/requests/{first}/tokens").status_code == 404
+    assert live.http.get(f"/inspect/requests/{last}/tokens").status_code == 200
+
+
 def test_it_is_off_unless_asked_for() -> None:
     with toy_llm() as llm, running(llm) as live:
         assert live.post("/inspect/replay", {"prompt": "a"}).status_code == 404

@@ -105,6 +105,11 @@ class Replay:
         """Of these, the leading ones that no fork has touched."""
 
     @property
+    def nbytes(self) -> int:
+        """Memory that it keeps between looks: keys, values and activations; at most."""
+        return self._kv_bytes + self.chunk * 3 * self.device.lowered.arena_row_bytes
+
+    @property
     def threads(self) -> int:
         """Threads that may be used beside the device's own."""
         return max(1, self.device.config.threads or 1)

@@ -38,7 +38,8 @@ T = TypeVar("T")
 
 MOST_TRACES = 8
 MOST_WAITING = 8
-MOST_BUDGET = 1 << 30
+MOST_BUDGET = MOST_HELD = 1 << 30
+"""Bytes that one look may take, and that all traces together keep."""
 TILE = 256
 """Cells of a side of a tile of an attention map."""
 Place = Annotated[int, Query(ge=-(1 << 24), le=1 << 24)]
@@ -69,9 +70,14 @@ class Traces:
         """Keep a trace, and let the one go that was not looked at for longest. Returns its id."""
         id = f"trace-{token_hex(12)}"
         self._held[id] = trace
-        while len(self._held) > MOST_TRACES:
+        while len(self._held) > MOST_TRACES or (len(self._held) > 1 and self.nbytes > MOST_HELD):
             self._held.popitem(last=False)
         return id
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the traces keep."""
+        return sum(trace.replay.nbytes for trace in self._held.values() if trace.replay is not None)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do it after what others asked for. Raises CapacityError (429): too many wait."""
