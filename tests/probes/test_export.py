@@ -175,3 +175,6 @@ def test_the_commands_write_show_and_replay(
     assert "surprise, token by token" in call("view", where)
     assert len(json.loads(call("view", where, "--json"))["tokens"]) >= 6
     assert "bit-identical" in call("replay", where)
+    out = call("trace", PROMPT, "-o", f"{where}.zip", "--max-tokens", "1", *model, "--activations", "hook_embed")
+    assert "tokens.parquet" in out and "activations.safetensors" in out
+    assert "of prompt, 1 of answer" in call("view", f"{where}.zip")

@@ -73,9 +73,9 @@ def heading(trace: Trace, pos: int) -> None:
     """One line: the text before a token, and the token."""
     from pellucid.cli import layout
 
-    before = "".join(trace.texts[max(0, pos - 24) : pos])
-    cut = "…" if pos > 24 else ""
-    shown = draw.token(before, 10**6)[1:-1][-max(20, draw.width() - 40) :]
+    before = draw.token("".join(trace.texts[max(0, pos - 64) : pos]), 10**6)[1:-1]
+    shown = before[-max(20, draw.width() - 40) :]
+    cut = "…" if pos > 64 or len(shown) < len(before) else ""
     print(f"{layout.styled(cut + shown, layout.DIM)} ▸ {layout.styled(draw.token(trace.texts[pos]), layout.BOLD)}")
 
 

@@ -41,8 +41,9 @@ def trace(
     `pellucid view` shows it again, `pellucid replay` runs it again.
     """
     from pathlib import Path
+    from zipfile import ZipFile
 
-    from pellucid.probes.export import members, save
+    from pellucid.probes.export import save
     from pellucid.probes.inspect import inspect_with_receipt
     from pellucid.probes.plots import VIEWS, plot
 
@@ -71,7 +72,8 @@ def trace(
         for view in plots or ():
             plot(found, view, Path(output) / f"{view}.svg")
     answer = b"".join(found.pieces[found.prompt_len :]).decode("utf-8", "replace")
-    names = sorted(p.name for p in Path(output).iterdir()) if Path(output).is_dir() else list(members(found))
+    where = Path(output)
+    names = sorted(p.name for p in where.iterdir()) if where.is_dir() else sorted(ZipFile(where).namelist())
     if as_json:
         look.print_json({"output": output, "text": answer, "files": names, "delta": found.delta, "seed": found.seed})
         return

@@ -116,7 +116,9 @@ def _print_funnel(llm: LLM, trace: Trace, funnel: Funnel) -> None:
         for place in funnel.cdf[:10]:
             mark = "▸" if place.token == funnel.token else " "
             name = draw.pad(draw.token(look.text_of(llm, place.token)), 26)
-            print(f"  {mark} {name} {place.low:.4f} … {place.high:.4f}  {draw.bar(place.high - place.low, 1.0)}")
+            print(
+                f"  {mark} {name} {place.low:.4f} … {place.high:.4f}  {draw.bar(place.high - place.low, 1.0)}".rstrip()
+            )
     others = {name: token for name, token in funnel.counterfactuals if token != funnel.token}
     if others:
         print()
