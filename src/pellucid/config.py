@@ -22,6 +22,8 @@ _WHOLE = {
     "max_seqs": False,
     "token_budget": False,
     "max_queue": False,
+    "max_queue_tenant": False,
+    "max_itl_ms": True,
     "seed": True,
 }
 """Fields that are whole numbers, and whether None stands for a choice of `resolve`."""
@@ -48,6 +50,10 @@ class EngineConfig:
     """Rows in one step, over all sequences."""
     max_queue: int = 256
     """Sequences that may wait."""
+    max_queue_tenant: int = 64
+    """Of these, sequences of one tenant."""
+    max_itl_ms: int | None = None
+    """Milliseconds between two tokens of an answer that steps keep to by having fewer rows; None: no bound."""
     prefix_cache: bool = True
     """Keep the pages of finished sequences for prompts that begin alike."""
     seed: int | None = None
@@ -71,6 +77,8 @@ class EngineConfig:
             "max_seqs": (1, 4096),
             "token_budget": (1, 1 << 16),
             "max_queue": (0, 1 << 20),
+            "max_queue_tenant": (0, 1 << 20),
+            "max_itl_ms": (1, 1 << 20),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

@@ -73,6 +73,7 @@ class LLM:
         kv_pages: pages of 16 tokens in the KV cache; None: four sequences of `ctx` tokens, as far as memory allows.
         max_seqs: sequences that run together.
         token_budget: rows of one step, over all sequences.
+        max_itl_ms: milliseconds between two tokens of an answer; steps have only the rows that fit. None: no bound.
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
         seed: seed of requests that bring none; None: drawn for each, and recorded on its result.
         isa: "scalar", "avx2", "avx2_vnni", "avx512" or "amx"; None: the best this processor has.
@@ -104,6 +105,7 @@ class LLM:
         kv_pages: int | None = None,
         max_seqs: int = 64,
         token_budget: int = 512,
+        max_itl_ms: int | None = None,
         prefix_cache: bool = True,
         seed: int | None = None,
         isa: str | None = None,
@@ -123,6 +125,7 @@ class LLM:
             kv_pages=kv_pages,
             max_seqs=max_seqs,
             token_budget=token_budget,
+            max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,
             seed=seed,
             isa=isa,

@@ -86,6 +86,15 @@ def serve(
             "--token-budget", "--max-num-batched-tokens", envvar="PELLUCID_TOKEN_BUDGET", help="Rows of one step", min=1
         ),
     ] = 512,
+    max_itl_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--max-itl-ms",
+            envvar="PELLUCID_MAX_ITL_MS",
+            help="Milliseconds between two tokens of an answer: long prompts go in pieces that fit; default: no bound",
+            min=1,
+        ),
+    ] = None,
     prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -125,6 +134,7 @@ def serve(
             kv_pages=kv_pages,
             max_seqs=max_seqs,
             token_budget=token_budget,
+            max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,
             seed=seed,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence as Row
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from pellucid.config import EngineConfig
 from pellucid.devices.base import Device
 from pellucid.engine.batch import PageTables, Step, Work, batch_of
 from pellucid.engine.events import Event, FinishEvent, FinishReason, TokenEvent
+from pellucid.engine.pace import Pace
 from pellucid.engine.scheduler import Scheduler
 from pellucid.engine.sequence import Sequence
 from pellucid.engine.watch import run_watched
@@ -79,6 +81,7 @@ class Engine:
             max_seqs=config.max_seqs,
             vocab_size=device.vocab_size,
             hub=self.hub,
+            pace=None if config.max_itl_ms is None else Pace(config.max_itl_ms / 1000),
         )
         self.sampler = Sampler(device.vocab_size, device.pool)
         self._masks = Masks()
@@ -86,6 +89,8 @@ class Engine:
         self._events: list[Event] = []
         self._watched = 0
         """Sequences of which somebody sees values."""
+        self._ends: deque[float] = deque(maxlen=64)
+        """When the last sequences ended, of time.monotonic()."""
         self._arrivals = 0
         self._generated = 0
         self._step_rows = 0
@@ -162,7 +167,8 @@ class Engine:
         if not self.room:
             raise CapacityError(
                 f"{len(self._seqs)} sequences run or wait, and no more may "
-                f"(max_seqs={self.config.max_seqs}, max_queue={self.config.max_queue}); try again later"
+                f"(max_seqs={self.config.max_seqs}, max_queue={self.config.max_queue}); try again later",
+                retry_after=self.retry_after(),
             )
         params = seq.params
         if not seq.seed_given and self.config.seed is not None:
@@ -175,6 +181,17 @@ class Engine:
         self._seqs[seq.id] = seq
         self._watched += seq.watch is not None
         self.scheduler.add(seq)
+
+    def retry_after(self) -> float:
+        """Seconds until half of those who wait will have had their turn, as sequences lately ended: 1 to 60.
+
+        From any thread.
+        """
+        ends = tuple(self._ends)
+        if len(ends) < 2:
+            return 1.0
+        each = (time.monotonic() - ends[0]) / len(ends)
+        return min(60.0, max(1.0, each * len(self.scheduler.waiting) / 2))
 
     def abort(self, seq_id: str) -> None:
         """End a sequence now; its FinishEvent comes with the next step. An id that is not here is no error."""
@@ -202,6 +219,7 @@ class Engine:
             return
         if not step.work:
             return
+        began = time.monotonic()
         try:
             batch = batch_of(step, self.tables)
             masks = self._masks.start([w.seq.matcher for w in step.work if w.sample and w.seq.matcher is not None])
@@ -213,6 +231,8 @@ class Engine:
             log.exception("step %d failed; its %d sequences are ended", step.number, len(step.work))
             self._fail([work.seq for work in step.work], error)
             return
+        if self.scheduler.pace is not None:
+            self.scheduler.pace.measured(len(batch.tokens), time.monotonic() - began)
         self._step_rows += len(batch.tokens)
         self._commit(step, picks, logits)
 
@@ -316,6 +336,7 @@ class Engine:
         seq.finish_reason = reason
         seq.finished_at = time.monotonic()
         self._finished[reason] += 1
+        self._ends.append(seq.finished_at)
         self._events.append(FinishEvent(seq, reason, error, stop_token))
         if self.hub.wants("finish"):
             self.hub.emit("finish", {"seq": seq, "reason": reason})

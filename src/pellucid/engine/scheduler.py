@@ -1,9 +1,10 @@
 """Scheduler: who computes how many tokens in a step, and whose pages they go to.
 
 Law: one token budget, and `computed` catches up with `tokens`. Running sequences that lack one token go first, then
-those that lack more, then the waiting, each in order of priority and arrival. When pages run out the youngest gives
-all of its pages back and waits again with its tokens kept; the oldest can therefore always go on, and everything
-ends.
+those that lack more, then the waiting: by priority, then who was served least, then arrival. When pages run out the
+youngest of the lowest priority gives all of its pages back and waits again with its tokens kept; the oldest can
+therefore always go on, and everything ends. While answers run and a time between tokens is asked for, a step has no
+more rows than fit into it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import time
 from bisect import insort
 
 from pellucid.engine.batch import PageTables, Step, Work
+from pellucid.engine.pace import Pace
 from pellucid.engine.sequence import Sequence
+from pellucid.engine.shares import Shares
 from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
 
@@ -24,7 +27,15 @@ class Scheduler:
     """Running and waiting sequences over one page pool."""
 
     def __init__(
-        self, pool: PagePool, tables: PageTables, *, budget: int, max_seqs: int, vocab_size: int, hub: Hub
+        self,
+        pool: PagePool,
+        tables: PageTables,
+        *,
+        budget: int,
+        max_seqs: int,
+        vocab_size: int,
+        hub: Hub,
+        pace: Pace | None = None,
     ) -> None:
         self.pool = pool
         self.tables = tables
@@ -32,6 +43,8 @@ class Scheduler:
         self.max_seqs = max_seqs
         self.score_rows = max(1, SCORE_FLOATS // vocab_size)
         self.hub = hub
+        self.pace = pace
+        self.shares = Shares()
         self.running: list[Sequence] = []
         """In order of service; the last is the youngest."""
         self.waiting: list[Sequence] = []
@@ -48,7 +61,11 @@ class Scheduler:
         self._score_left = 0
 
     def add(self, seq: Sequence) -> None:
-        """Let `seq` wait for its turn."""
+        """Let `seq`, which is new here, wait for its turn."""
+        self.shares.arrive(seq)
+        self._wait(seq)
+
+    def _wait(self, seq: Sequence) -> None:
         insort(self.waiting, seq, key=key_of)
 
     def schedule(self) -> Step:
@@ -57,7 +74,7 @@ class Scheduler:
         step = Step(self.steps)
         planned = self._planned
         planned.clear()
-        self._left = self.budget
+        self._left = self._budget()
         self._score_left = self.score_rows
         preempted = self.preemptions
         behind: list[Sequence] = []
@@ -89,10 +106,18 @@ class Scheduler:
             )
         return step
 
+    def _budget(self) -> int:
+        """Rows of the next step: fewer than the most if answers wait for a token and a time for it was asked for."""
+        if self.pace is None:
+            return self.budget
+        answers = sum(seq.output_len > 0 for seq in self.running)
+        return self.pace.rows(answers, self.budget) if answers else self.budget
+
     def advance(self, work: Work) -> None:
         """Record that the rows of `work` are computed, and offer the pages they filled to other prompts."""
         seq, pool = work.seq, self.pool
         seq.computed = work.start + work.rows
+        self.shares.charge(seq, seq.computed)
         full = seq.computed // pool.page_size
         if full > seq.published and pool.prefix_cache:
             pool.digest_to(seq.digests, seq.tokens, full)
@@ -111,6 +136,7 @@ class Scheduler:
             self._leave(seq)
         else:
             self.waiting.remove(seq)
+        self.shares.depart(seq)
 
     def _plan(self, seq: Sequence) -> None:
         """Give `seq` as many rows as it lacks and the budget and the pages allow, perhaps none."""
@@ -168,7 +194,7 @@ class Scheduler:
         seq.computed = seq.published = 0
         seq.preemptions += 1
         self.preemptions += 1
-        self.add(seq)
+        self._wait(seq)
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -180,13 +206,15 @@ class Scheduler:
         self.pool.truncate(seq.pages, 0)
 
     def _admit(self) -> None:
-        """Let the waiting run, in order, as long as there are places, rows and pages for all of their tokens."""
+        """Let the waiting run, in their order, as long as there are places, rows and pages for all of their tokens."""
         pool = self.pool
         # Pages that the running still need for the tokens they have, and one more each, so that none soon preempts.
         promised = sum(max(0, pool.pages_for(len(s.tokens)) - len(s.pages)) + 1 for s in self.running)
         index = 0
+        # Those before `index` wait for a prefix that is being computed.
         while index < len(self.waiting) and self._left > 0 and len(self.running) < self.max_seqs:
-            seq = self.waiting[index]
+            chosen = self.shares.next(self.waiting, index)
+            seq = self.waiting[chosen]
             known: list[int] = []
             # A prompt whose logprobs are asked for is computed whole. One token always is, so that there are logits.
             reusable = (len(seq.tokens) - 1) // pool.page_size
@@ -196,13 +224,14 @@ class Scheduler:
                     known = pool.match(seq.digests, seq.tokens, reusable)
                     if len(known) < reusable and seq.digests[len(known)] in self._coming:
                         pool.release(known)
+                        self.waiting.insert(index, self.waiting.pop(chosen))
                         index += 1
                         continue
             need = pool.pages_for(len(seq.tokens)) - len(known)
             if self.running and need + promised > pool.available:
                 pool.release(known)
                 return
-            del self.waiting[index]
+            del self.waiting[chosen]
             self._enter(seq, known, reusable)
             self._plan(seq)
             promised += max(0, pool.pages_for(len(seq.tokens)) - len(seq.pages)) + 1
@@ -213,6 +242,8 @@ class Scheduler:
         seq.published = len(known)
         seq.computed = len(known) * pool.page_size
         seq.running = True
+        seq.paid = max(seq.paid, seq.computed)
+        self.shares.charge(seq, len(seq.tokens))
         self.tables.open(seq)
         insort(self.running, seq, key=key_of)
         if pool.prefix_cache:

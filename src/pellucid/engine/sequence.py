@@ -40,6 +40,7 @@ class Sequence:
         "limit",
         "matcher",
         "pages",
+        "paid",
         "params",
         "preemptions",
         "priority",
@@ -54,6 +55,7 @@ class Sequence:
         "seed_given",
         "slot",
         "stop_ids",
+        "tenant",
         "tokens",
         "watch",
     )
@@ -66,6 +68,7 @@ class Sequence:
         id: str | None = None,
         choice: int = 0,
         priority: int = 0,
+        tenant: str = "",
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
@@ -77,7 +80,8 @@ class Sequence:
             params: how to sample; None: the defaults.
             id: name, unique in the engine; None: drawn.
             choice: 0..n-1 among the answers to one request; part of the key of its random numbers.
-            priority: lower runs earlier; equal ones in order of arrival.
+            priority: lower runs earlier; equal ones share by tenant, then come in order of arrival.
+            tenant: whose it is: the engine serves tenants alike, counted in tokens.
             stop_ids: the model's own end tokens (Tokenizer.stop_ids).
             matcher: of params.grammar, if there is one; each answer has its own.
             seed: used if params.seed is None; if both are, the engine's configured one, else one that is drawn here.
@@ -89,6 +93,7 @@ class Sequence:
         self.params = params if params is not None else SamplingParams()
         self.choice = choice
         self.priority = priority
+        self.tenant = tenant
         given = self.params.seed if self.params.seed is not None else seed
         self.seed_given = given is not None
         self.seed: int = given if given is not None else secrets.randbits(63)
@@ -117,6 +122,8 @@ class Sequence:
         self.limit = 0
         """Length at which the answer ends; set by Engine.add."""
         self.arrival = 0
+        self.paid = 0
+        """Leading tokens that its tenant has paid for."""
         self.running = False
         self.slot = -1
         self.sampler: SampleState | None = None
@@ -137,6 +144,7 @@ class Sequence:
         *,
         id: str | None = None,
         priority: int = 0,
+        tenant: str = "",
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
@@ -154,6 +162,7 @@ class Sequence:
                 id=base if params.n == 1 else f"{base}-{choice}",
                 choice=choice,
                 priority=priority,
+                tenant=tenant,
                 stop_ids=stop_ids,
                 seed=seed,
                 matcher=None if matcher is None else matcher.copy(),

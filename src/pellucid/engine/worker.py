@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from pellucid.engine.engine import Engine, typed
@@ -40,6 +41,8 @@ class Worker:
         self._inbox: list[Sequence | str] = []
         self._homes: dict[str, tuple[Sequence, Publish, asyncio.AbstractEventLoop | None]] = {}
         """Where the events of each sequence go, from submit to its FinishEvent."""
+        self._tenants: Counter[str] = Counter()
+        """Sequences of each tenant from submit to their FinishEvent."""
         self._closing = False
         self._abort_at: float | None = None
         self._working = False
@@ -96,8 +99,16 @@ class Worker:
             if len(self._homes) >= config.max_seqs + config.max_queue:
                 raise CapacityError(
                     f"{len(self._homes)} sequences run or wait, and no more may "
-                    f"(max_seqs={config.max_seqs}, max_queue={config.max_queue}); try again later"
+                    f"(max_seqs={config.max_seqs}, max_queue={config.max_queue}); try again later",
+                    retry_after=self.engine.retry_after(),
                 )
+            if seq.tenant and self._tenants[seq.tenant] >= config.max_seqs + config.max_queue_tenant:
+                raise CapacityError(
+                    f"{self._tenants[seq.tenant]} sequences of this key run or wait, and no more may "
+                    f"(max_seqs={config.max_seqs}, max_queue_tenant={config.max_queue_tenant}); try again later",
+                    retry_after=self.engine.retry_after(),
+                )
+            self._tenants[seq.tenant] += 1
             self._homes[seq.id] = (seq, publish, loop)
             self._inbox.append(seq)
             self._wake.notify()
@@ -182,6 +193,9 @@ class Worker:
                     by_loop.setdefault(home[2], []).append((home[1], own))
                     if isinstance(own[-1], FinishEvent):
                         del self._homes[seq_id]
+                        self._tenants[home[0].tenant] -= 1
+                        if not self._tenants[home[0].tenant]:
+                            del self._tenants[home[0].tenant]
         for loop, delivery in by_loop.items():
             if not send(loop, delivery):  # nobody is left to read
                 for _, own in delivery:

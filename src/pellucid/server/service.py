@@ -97,7 +97,12 @@ class Service:
         config = self.llm.config
         running = sum(len(generation.choices) for generation in self._live)
         if running + count > config.max_seqs + config.max_queue:
-            raise self._turned_away(CapacityError(f"{running} answers run or wait and no more fit; try again later"))
+            raise self._turned_away(
+                CapacityError(
+                    f"{running} answers run or wait and no more fit; try again later",
+                    retry_after=self.llm.engine.retry_after(),
+                )
+            )
 
     def _turned_away(self, error: PellucidError) -> PellucidError:
         if self._metrics is not None:
