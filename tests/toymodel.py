@@ -100,12 +100,16 @@ class ScriptDevice:
 
 
 def toy_llm(
-    *, template: str | None = TEMPLATE, fail_at: int | None = None, name: str = "toy", **options: object
+    *,
+    template: str | None = TEMPLATE,
+    fail_at: int | None = None,
+    name: str = "toy",
+    scripts: Mapping[str, str] = SCRIPTS,
+    **options: object,
 ) -> LLM:
     """An LLM that says the scripts; options are EngineConfig's."""
     config = replace(EngineConfig(threads=1, ctx=512, kv_pages=64), **options)  # type: ignore[arg-type]
     tokens = source(template)
     tokenizer = Tokenizer.from_source(tokens)
-    return LLM.of(
-        tokenizer, ChatTemplate.from_source(tokens, tokenizer), ScriptDevice(config, fail_at=fail_at), config, name
-    )
+    device = ScriptDevice(config, scripts, fail_at)
+    return LLM.of(tokenizer, ChatTemplate.from_source(tokens, tokenizer), device, config, name)

@@ -75,7 +75,8 @@ BAD_FIELDS += [
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content"),
         ([{"role": "king", "content": "a"}], "messages[0].role"),
         (USER * 4097, "messages"),
-        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "messages"),
+        ([{"role": "function", "name": "f", "content": "a"}], "messages"),
+        ([{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}], "messages"),
         ([*USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "messages"),
     ]
 ]
@@ -101,7 +102,7 @@ BAD_FIELDS += [
     (TEXT, {"echo": 1}, "echo"),
 ]
 NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),

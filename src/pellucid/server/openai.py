@@ -34,6 +34,8 @@ MAX_STOP_BYTES = 256
 MAX_BIASES = 1024
 MAX_STOP_IDS = 64
 MAX_TEMPLATE_ARGUMENTS = 32
+MAX_TOOLS = 128
+MAX_NAME = 128
 MAX_FIELDS = 1024
 MAX_WARNINGS = 16
 INT64 = 1 << 63
@@ -44,9 +46,6 @@ AnySchema = dict[str, Any] | bool
 
 _ANY: Any = object()
 _NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": _ANY,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "grammar": ("",),
@@ -156,26 +155,95 @@ _PARTS_SCHEMA = {
 Content = Annotated[str, BeforeValidator(_text_of), WithJsonSchema(_PARTS_SCHEMA)]
 
 
-class Message(Schema):
-    """One turn of a chat."""
+class CalledFunction(Schema):
+    """What a call of an earlier answer called."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    arguments: str = "{}"
+    """JSON; other text is shown to the model as it is."""
+
+
+class ToolCall(Schema):
+    """A call of an earlier answer."""
+
+    id: str = Field(default="", max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Schema):
+    """One turn of a chat; `tool` is the result of a call."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str = ""
+    tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall], max_length=MAX_TOOLS)
+    tool_call_id: str = Field(default="", max_length=256)
+    reasoning_content: str = ""
+    """What the model thought; templates that want it get it."""
 
     @model_validator(mode="before")
     @classmethod
-    def _no_tools(cls, data: Any) -> Any:
+    def _something_is_said(cls, data: Any) -> Any:
         if isinstance(data, dict):
             fields = cast(dict[str, Any], data)
-            if fields.get("role") in ("tool", "function") or fields.get("tool_calls") or fields.get("function_call"):
-                raise refuse("messages", "messages: tool calls and tool results are not served by this version")
+            if fields.get("role") == "function" or fields.get("function_call"):
+                raise refuse("messages", "messages: functions are called tools now; send role tool and tool_calls")
+            if fields.get("tool_calls") and fields.get("role") != "assistant":
+                raise refuse("messages", "messages: tool_calls are the assistant's")
+            if fields.get("content") is None and fields.get("tool_calls"):
+                return fields | {"content": ""}
         return cast(Any, data)
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates know it; a developer is the system to them."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        return message | {"name": self.name} if self.name else message
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content,
+        }
+        if self.name:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        return message
+
+
+class Function(Schema):
+    """What may be called."""
+
+    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """A JSON schema; it is always kept to, whatever `strict` says."""
+    strict: bool = True
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as models see it."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
+
+
+class Tool(Schema):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Schema):
+    """Part of NamedTool."""
+
+    name: str
+
+
+class NamedTool(Schema):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class StreamOptions(Schema):
@@ -427,6 +495,27 @@ class Conversation(Schema):
         default_factory=dict[str, bool | int | float | str], max_length=MAX_TEMPLATE_ARGUMENTS
     )
     """Variables for the model's own chat template, such as enable_thinking."""
+    tools: list[Tool] = Field(default_factory=list[Tool], max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _the_named_tool_is_there(self) -> Conversation:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise refuse("tools", "tools: two of them have the same name")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise refuse("tool_choice", "tool_choice: names a function that is not among the tools")
+        if self.tool_choice == "required" and not names:
+            raise refuse("tool_choice", "tool_choice: required, and there are no tools")
+        return self
+
+    def callable_tools(self) -> list[Tool]:
+        """Return the tools that the answer may call."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [tool for tool in self.tools if tool.function.name == choice.function.name]
+        return [] if choice == "none" else self.tools
 
 
 class ChatRequest(Conversation, GenerationRequest):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pellucid.errors import ContextLengthError, RequestError
 from pellucid.server.openai import CompletionRequest, Conversation
 from pellucid.text.chat import encode_rendered
+from pellucid.text.tools import shown, style_of
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
@@ -25,15 +26,23 @@ async def chat_prompt(service: Service, body: Conversation) -> list[int]:
             f"{service.name} has no chat template; continue text with /v1/completions instead", param="messages"
         )
     messages = [message.for_template() for message in body.messages]
+    tools = [] if body.tool_choice == "none" else [tool.function.shown() for tool in body.tools]
+    if (tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages)) and not style_of(
+        llm.template.source
+    ).in_template:
+        messages, tools = shown(messages, tools), []
 
     def work() -> list[int]:
         rendered = llm.template.render(
-            messages, add_generation_prompt=body.add_generation_prompt, extra=dict(body.chat_template_kwargs)
+            messages,
+            tools=[{"type": "function", "function": tool} for tool in tools] or None,
+            add_generation_prompt=body.add_generation_prompt,
+            extra=dict(body.chat_template_kwargs),
         )
         llm.tokenizer.check_fits(rendered.text, service.context)
         return encode_rendered(llm.tokenizer, rendered)
 
-    return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages))
+    return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages) + 256 * len(tools))
 
 
 async def completion_prompts(service: Service, body: CompletionRequest) -> list[list[int]]:

@@ -7,7 +7,7 @@ of a choice carries its role together with its first text, never alone; its end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, Protocol
 
 from typing_extensions import TypedDict
 
@@ -15,6 +15,8 @@ from pellucid.errors import PellucidError
 from pellucid.server.choices import Piece, Usage, characters, token_bytes
 from pellucid.server.errors import error_body
 from pellucid.server.openai import StreamOptions
+from pellucid.text.read import Reader, Reads, Said
+from pellucid.text.tools import CallDelta
 
 if TYPE_CHECKING:
     from pellucid.engine.events import TokenEvent
@@ -58,12 +60,30 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
+class CalledFunction(TypedDict, total=False):
+    """What a call calls; in a stream its name comes once, its arguments bit by bit."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict, total=False):
+    """A call of the answer."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     """The answer."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -193,6 +213,7 @@ class ChatShape(_OpenAI):
         tokenizer: Tokenizer,
         top: int | None,
         options: StreamOptions | None = None,
+        reads: Reads | None = None,
     ) -> None:
         """Write for one request.
 
@@ -204,17 +225,40 @@ class ChatShape(_OpenAI):
             tokenizer: spells tokens.
             top: how many of the likeliest tokens to name; None: no logprobs.
             options: what a stream carries besides text.
+            reads: what stands in answers besides text; None: nothing.
         """
         super().__init__(id, created, model, warnings, options or StreamOptions())
         self._tokenizer = tokenizer
         self._top = top
         self._begun: set[int] = set()
+        self._readers: dict[int, Reader] = {}
+        self._reads = reads
+
+    def _read(self, piece: Piece) -> Said:
+        """Return what a piece says, read for thoughts and calls."""
+        if self._reads is None:
+            return Said(content=piece.text)
+        reader = self._readers.setdefault(piece.choice, Reader(self._reads))
+        return reader.push(piece.text, final=piece.finish_reason is not None)
+
+    def _reason(self, piece: Piece) -> str | None:
+        """Return why a choice has ended: a whole answer with calls did so for them."""
+        reader = self._readers.get(piece.choice)
+        called = reader is not None and reader.called
+        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 
     def _choices(self, piece: Piece) -> Iterable[dict[str, Any]]:
+        said = self._read(piece)
         begins = piece.choice not in self._begun
         self._begun.add(piece.choice)
-        if begins or piece.text or piece.tokens:
-            delta = {"role": "assistant", "content": piece.text} if begins else {"content": piece.text}
+        delta: dict[str, Any] = {"role": "assistant"} if begins else {}
+        if said.reasoning:
+            delta["reasoning_content"] = said.reasoning
+        if said.content or (not said.calls and not said.reasoning and (begins or piece.tokens)):
+            delta["content"] = said.content
+        if said.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in said.calls]
+        if delta:
             yield {
                 "index": piece.choice,
                 "delta": delta,
@@ -226,7 +270,7 @@ class ChatShape(_OpenAI):
                 "index": piece.choice,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": piece.finish_reason,
+                "finish_reason": self._reason(piece),
                 "stop_reason": piece.stop_reason,
             }
 
@@ -235,9 +279,9 @@ class ChatShape(_OpenAI):
         choices = [
             {
                 "index": piece.choice,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "message": _message(self._read(piece)),
                 "logprobs": self._logprobs(piece.tokens),
-                "finish_reason": piece.finish_reason,
+                "finish_reason": self._reason(piece),
                 "stop_reason": piece.stop_reason,
             }
             for piece in pieces
@@ -256,6 +300,29 @@ class ChatShape(_OpenAI):
     def _one(self, token: int, logprob: float) -> TopLogprob:
         data = token_bytes(self._tokenizer, token)
         return {"token": spelling(self._tokenizer, token), "logprob": max(logprob, LOWEST), "bytes": list(data)}
+
+
+def _call_delta(call: CallDelta) -> ToolCall:
+    delta: ToolCall = {"index": call.index, "function": {"arguments": call.arguments}}
+    if call.id:
+        delta["id"], delta["type"] = call.id, "function"
+        delta["function"] = {"name": call.name, "arguments": call.arguments}
+    return delta
+
+
+def _message(said: Said) -> ChatMessage:
+    message: ChatMessage = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["content"] = said.content or None
+        first = [call for call in said.calls if call.id]
+        text = ["".join(call.arguments for call in said.calls if call.index == one.index) for one in first]
+        message["tool_calls"] = [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": arguments}}
+            for one, arguments in zip(first, text, strict=True)
+        ]
+    return message
 
 
 class CompletionShape(_OpenAI):

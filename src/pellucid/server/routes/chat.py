@@ -8,6 +8,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from pellucid.server.calls import expected
 from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.openai import ChatRequest
@@ -26,8 +27,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(body.n)
     ids = await chat_prompt(service, body)
+    params, reads = expected(service.llm, body, ids)
     generation = await service.generation(
-        f"chatcmpl-{uuid4().hex}", [ids], body.sampling(), priority=body.priority, began=request.scope["began"]
+        f"chatcmpl-{uuid4().hex}", [ids], params, priority=body.priority, began=request.scope["began"]
     )
     shape = ChatShape(
         generation.id,
@@ -37,5 +39,6 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         tokenizer=service.llm.tokenizer,
         top=generation.params.logprobs,
         options=body.stream_options,
+        reads=reads,
     )
     return Answer(service, generation, shape, stream=body.stream)

@@ -1,0 +1,51 @@
+"""What a chat answer is held to and read for: calls of tools, and thoughts.
+
+Law: whether calls are drawn and how they are read is decided here, from the model's template, once a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pellucid.errors import RequestError
+from pellucid.sampling.grammar import Grammar
+from pellucid.text.read import Reads
+from pellucid.text.reasoning import thinks
+from pellucid.text.tools import grammar, style_of
+
+if TYPE_CHECKING:
+    from pellucid.llm import LLM
+    from pellucid.sampling.params import SamplingParams
+    from pellucid.server.openai import ChatRequest
+
+
+def expected(llm: LLM, body: ChatRequest, ids: list[int]) -> tuple[SamplingParams, Reads | None]:
+    """Return the parameters of an answer, its form if it may call tools included, and what is read in it.
+
+    Raises RequestError for calls together with another form of the answer.
+    """
+    params, template = body.sampling(), llm.template.source or ""
+    tools = [tool.function.shown() for tool in body.callable_tools()]
+    required = bool(tools) and body.tool_choice != "auto"
+    thoughts = thinks(template) and params.grammar is None and not required
+    style = None
+    if tools:
+        if params.grammar is not None:
+            raise RequestError(
+                f"an answer that may call tools has no other form ({params.grammar.kind}); set tool_choice to none",
+                param="response_format",
+            )
+        style = style_of(template)
+        controls = {token.text: token.id for token in llm.tokenizer.added.values() if token.control}
+        text = grammar(style, tools, required=required, parallel=body.parallel_tool_calls, control=controls.get)
+        try:
+            form = Grammar.lark(text)
+        except RequestError as error:
+            raise RequestError(f"the tools are too large: {error.message}", param="tools") from None
+        shows = style.begin in controls
+        params = replace(params, grammar=form, skip_special_tokens=params.skip_special_tokens and not shows)
+    if style is None and not thoughts:
+        return params, None
+    end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
+    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls)
