@@ -64,6 +64,13 @@ def test_what_does_not_fit_names_what_does(cli: Cli, smollm2_path: Path) -> None
     assert hopeless.code == 6 and "smaller model" in hopeless.err
 
 
+def test_buffers_of_huge_pages_are_whole_ones() -> None:
+    mib = 1 << 20
+    assert [ledger_module.padding(n) for n in (0, mib, 2 * mib - 1, 2 * mib, 2 * mib + 1, 5 * mib)] == [
+        0, 0, 0, 0, 2 * mib - 1, mib,
+    ]  # fmt: skip
+
+
 def test_seqs_and_pages_contradict(cli: Cli, smollm2_path: Path) -> None:
     got = cli("plan", str(smollm2_path), "--seqs", "2", "--kv-pages", "600")
     assert got.code == 2 and "--kv-pages" in got.err

@@ -83,6 +83,48 @@ def test_metrics(live: Live) -> None:
     assert any(name.startswith("pellucid:cache_config_info") for name in values)
 
 
+CONTRACT = {
+    "num_requests_running": "gauge",
+    "num_requests_waiting": "gauge",
+    "kv_cache_usage_perc": "gauge",
+    "prefix_cache_queries_total": "counter",
+    "prefix_cache_hits_total": "counter",
+    "num_preemptions_total": "counter",
+    "prompt_tokens_total": "counter",
+    "generation_tokens_total": "counter",
+    "request_success_total": "counter",
+    "admission_rejections_total": "counter",
+    "time_to_first_token_seconds": "histogram",
+    "inter_token_latency_seconds": "histogram",
+    "e2e_request_latency_seconds": "histogram",
+    "request_queue_time_seconds": "histogram",
+    "request_prefill_time_seconds": "histogram",
+    "request_decode_time_seconds": "histogram",
+    "request_prompt_tokens": "histogram",
+    "request_generation_tokens": "histogram",
+    "iteration_tokens_total": "histogram",
+    "cache_config_info": "gauge",
+}
+"""What dashboards made for vLLM read, by type."""
+
+
+def test_metrics_have_the_names_and_types_that_dashboards_know() -> None:
+    with toy_llm() as llm, running(llm) as live:
+        live.post(PATH, {"prompt": "a>" * 20, "max_tokens": 4})
+        live.settles()
+        text = live.http.get("/metrics").text
+        stats = llm.engine.stats
+    types = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE pellucid:"))
+    for name, kind in CONTRACT.items():
+        assert types.get(f"pellucid:{name}") == kind, name
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    label = '{model_name="toy"}'
+    assert values[f"pellucid:iteration_tokens_total_sum{label}"] == stats.step_rows > 0
+    assert values[f"pellucid:iteration_tokens_total_count{label}"] == sum(stats.step_sizes) > 1
+    ones = values['pellucid:iteration_tokens_total_bucket{le="1.0",model_name="toy"}']
+    assert ones == stats.step_sizes[0] >= 3
+
+
 def test_loading() -> None:
     with running(None, name="later") as live:
         assert live.http.get("/health").status_code == 200

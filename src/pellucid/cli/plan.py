@@ -138,6 +138,7 @@ def _print(about: dict[str, Any]) -> None:
     cache = f"{shown} x {about['ctx']} tokens, {kv_name}: {about['kv_per_token']:,.0f} B a token"
     rows = [
         ("weights", size_text(lines["weights"]), parts),
+        ("padding", size_text(lines["padding"]), "weights in huge pages end on bounds of 2 MiB"),
         ("KV cache", size_text(lines["kv"]), cache),
         (
             "step",

@@ -28,6 +28,7 @@ PARTS = {"embed": "embedding", "unembed": "unembedding", "attn": "attention", "m
 """Piece of a canonical name → part of the model; what has none of them is a norm."""
 
 
+HUGE_PAGE = 2 << 20
 KV_NAMES = ("f16", "q8_0")
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
@@ -46,6 +47,8 @@ class Ledger:
     """Resolved."""
     weights: dict[str, int]
     """By part of the model, packed as the kernels read them."""
+    padding: int
+    """What huge pages add at the ends of the weights."""
     kv_per_page: int
     kv: int
     scratch: int
@@ -58,13 +61,14 @@ class Ledger:
     @property
     def total(self) -> int:
         """All of it."""
-        return sum(self.weights.values()) + self.kv + self.scratch + self.logits + self.program
+        return sum(self.lines().values())
 
     def lines(self) -> dict[str, int]:
         """What `CpuDevice.memory` tells after the load, and the rest."""
         weights = sum(self.weights.values())
         return {
             "weights": weights,
+            "padding": self.padding,
             "kv": self.kv,
             "scratch": self.scratch,
             "logits": self.logits,
@@ -116,6 +120,7 @@ def ledger_of(unloaded: Unloaded) -> Ledger:
     return Ledger(
         config=config,
         weights=unloaded.parts,
+        padding=sum(padding(matrix.nbytes) for matrix in device.matrices.values()) if huge_pages() else 0,
         kv_per_page=per_page,
         kv=per_page * (config.kv_pages or 0),
         scratch=device.memory()["scratch"],
@@ -174,6 +179,19 @@ def _geometry(kv: str, shape: Shape, page_size: int) -> KVGeometry:
 
 def _gigabytes(n: int) -> str:
     return f"{n / 1e9:.2f} GB"
+
+
+def padding(nbytes: int) -> int:
+    """Bytes by which a buffer of the core grows in huge pages (native/memory.h): from 2 MiB on it has whole ones."""
+    return -nbytes % HUGE_PAGE if nbytes >= HUGE_PAGE else 0
+
+
+def huge_pages() -> bool:
+    """Whether the system backs memory by huge pages where it is asked to."""
+    try:
+        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    except OSError:
+        return False
 
 
 def resident() -> int:

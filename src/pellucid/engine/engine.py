@@ -59,6 +59,8 @@ class EngineStats:
     steps: int
     step_rows: int
     """Rows over all steps."""
+    step_sizes: tuple[int, ...]
+    """Steps that computed something: entry k counts those of more than 2^(k-1) and at most 2^k rows."""
     finished: dict[str, int]
     """Sequences that ended, by reason."""
 
@@ -94,6 +96,7 @@ class Engine:
         self._arrivals = 0
         self._generated = 0
         self._step_rows = 0
+        self._step_sizes = [0] * 17
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
     @property
@@ -123,6 +126,7 @@ class Engine:
             generated_tokens=self._generated,
             steps=scheduler.steps,
             step_rows=self._step_rows,
+            step_sizes=tuple(self._step_sizes),
             finished=dict(self._finished),
         )
 
@@ -234,6 +238,7 @@ class Engine:
         if self.scheduler.pace is not None:
             self.scheduler.pace.measured(len(batch.tokens), time.monotonic() - began)
         self._step_rows += len(batch.tokens)
+        self._step_sizes[(len(batch.tokens) - 1).bit_length()] += 1
         self._commit(step, picks, logits)
 
     def _pick(self, step: Step, logits: NDArray[np.float32]) -> Picks:

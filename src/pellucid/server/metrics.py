@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -119,6 +119,11 @@ class _EngineCounts(Collector):
         yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("engine_step_tokens", "Rows over all steps: tokens computed.", stats.step_rows)
+        sizes = HistogramMetricFamily(PREFIX + "iteration_tokens_total", "Rows of a step.", labels=["model_name"])
+        sums = [sum(stats.step_sizes[: k + 1]) for k in range(len(stats.step_sizes))]
+        buckets = [(str(float(1 << k)), count) for k, count in enumerate(sums)]
+        sizes.add_metric([self._model], [*buckets, ("+Inf", sums[-1])], stats.step_rows)
+        yield sizes
         memory = GaugeMetricFamily(PREFIX + "memory_bytes", "Memory the engine holds, by part.", labels=["part"])
         for part, nbytes in self._engine.device.memory().items():
             memory.add_metric([part], nbytes)
