@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -82,8 +83,8 @@ def test_errors_by_class(client: anthropic.Anthropic) -> None:
         client.messages.create(model="toy", messages=[{"role": "user", "content": "a" * 600}], max_tokens=1)
     with pytest.raises(anthropic.BadRequestError, match="messages: the last must be the user's"):
         client.messages.create(model="toy", messages=[*USER, {"role": "assistant", "content": "a"}], max_tokens=1)
-    with pytest.raises(anthropic.BadRequestError, match="tools is not served"):
-        client.messages.create(model="toy", messages=USER, max_tokens=1, tools=[{"name": "f", "input_schema": {}}])
+    with pytest.raises(anthropic.BadRequestError, match="asks for a tool that is not there"):
+        client.messages.create(model="toy", messages=USER, max_tokens=1, tool_choice={"type": "any"})
     with pytest.raises(anthropic.BadRequestError, match="image"):
         parts: Any = [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]
         client.messages.create(model="toy", messages=[{"role": "user", "content": parts}], max_tokens=1)
@@ -106,3 +107,65 @@ def test_a_key_as_anthropic_sends_it() -> None:
         with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
             client.with_options(api_key="another-key").messages.create(model="toy", messages=USER, max_tokens=4)
         live.settles()
+
+
+TOOL = {
+    "name": "get_weather",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[anthropic.Anthropic]:
+    with toy_llm(ctx=1024, kv_pages=128) as llm, running(llm) as live:
+        yield anthropic.Anthropic(base_url=live.url, api_key="any", max_retries=0)
+
+
+def test_a_tool_is_called_and_its_result_read(roomy: anthropic.Anthropic) -> None:
+    options: dict[str, Any] = {
+        "model": "toy",
+        "max_tokens": 400,
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+        "extra_body": GREEDY,
+    }
+    message = roomy.messages.create(messages=USER, **options)
+    [call] = message.content
+    assert message.stop_reason == "tool_use" and call.type == "tool_use" and call.name == "get_weather"
+    assert call.input["city"] in ("Paris", "Rome")
+    with roomy.messages.stream(messages=USER, **options) as stream:
+        streamed = stream.get_final_message()
+    assert [(block.type, block.name, block.input) for block in streamed.content] == [(call.type, call.name, call.input)]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "rain"}]}
+    turns: Any = [*USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    after = roomy.messages.count_tokens(model="toy", messages=turns, tools=[TOOL])
+    without = roomy.messages.count_tokens(model="toy", messages=USER, tools=[TOOL])
+    assert after.input_tokens - without.input_tokens > len("rain") + len("get_weather")
+    assert roomy.messages.create(model="toy", messages=turns, max_tokens=5, tools=[TOOL]).content
+
+
+def test_text_before_a_call_is_a_block_of_its_own(live: Live) -> None:
+    from pellucid.server.anthropic import MessageShape
+    from pellucid.server.choices import Piece
+    from pellucid.text.read import Reads
+    from pellucid.text.tools import HERMES
+
+    text = 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    usage: Any = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    shape = MessageShape("msg_1", "toy", [], Reads(HERMES))
+    chunks = shape.chunks([Piece(0, char) for char in text] + [Piece(0, "", [], "stop")], lambda: usage)
+    chunks += shape.end(usage)
+    assert [(c["index"], c["content_block"]["type"]) for c in chunks if c["type"] == "content_block_start"] == [
+        (0, "text"),
+        (1, "tool_use"),
+    ]
+    assert [c["index"] for c in chunks if c["type"] == "content_block_stop"] == [0, 1]
+    parts = [c["delta"] for c in chunks if c["type"] == "content_block_delta"]
+    assert "".join(part.get("text", "") for part in parts) == "Well."
+    assert "".join(part.get("partial_json", "") for part in parts) == '{"a": 1}'
+    assert chunks[-2]["delta"]["stop_reason"] == "tool_use"

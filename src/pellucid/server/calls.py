@@ -17,15 +17,23 @@ from pellucid.text.tools import grammar, style_of
 if TYPE_CHECKING:
     from pellucid.llm import LLM
     from pellucid.sampling.params import SamplingParams
-    from pellucid.server.openai import ChatRequest
+    from pellucid.server.openai import Conversation
 
 
-def expected(llm: LLM, body: ChatRequest, ids: list[int]) -> tuple[SamplingParams, Reads | None]:
+def expected(
+    llm: LLM, params: SamplingParams, body: Conversation, ids: list[int]
+) -> tuple[SamplingParams, Reads | None]:
     """Return the parameters of an answer, its form if it may call tools included, and what is read in it.
+
+    Args:
+        llm: the model; its template tells how it writes calls.
+        params: as they were asked for.
+        body: the conversation and its tools.
+        ids: the prompt.
 
     Raises RequestError for calls together with another form of the answer.
     """
-    params, template = body.sampling(), llm.template.source or ""
+    template = llm.template.source or ""
     tools = [tool.function.shown() for tool in body.callable_tools()]
     required = bool(tools) and body.tool_choice != "auto"
     thoughts = thinks(template) and params.grammar is None and not required

@@ -36,6 +36,8 @@ MAX_STOP_IDS = 64
 MAX_TEMPLATE_ARGUMENTS = 32
 MAX_TOOLS = 128
 MAX_NAME = 128
+NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
+"""Of tools."""
 MAX_FIELDS = 1024
 MAX_WARNINGS = 16
 INT64 = 1 << 63
@@ -116,7 +118,7 @@ def refuse(param: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("not_served", "{text}", {"param": param, "text": message})
 
 
-def _text_of(content: Any) -> Any:
+def text_of(content: Any) -> Any:
     """Join the parts of a message's content, with a line break between them; anything else passes on."""
     if not isinstance(content, list):
         return content
@@ -152,7 +154,7 @@ _PARTS_SCHEMA = {
     ]
 }
 
-Content = Annotated[str, BeforeValidator(_text_of), WithJsonSchema(_PARTS_SCHEMA)]
+Content = Annotated[str, BeforeValidator(text_of), WithJsonSchema(_PARTS_SCHEMA)]
 
 
 class CalledFunction(Schema):
@@ -215,7 +217,7 @@ class Message(Schema):
 class Function(Schema):
     """What may be called."""
 
-    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=NAME_PATTERN)
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
     """A JSON schema; it is always kept to, whatever `strict` says."""

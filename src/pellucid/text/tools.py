@@ -15,6 +15,9 @@ from uuid import uuid4
 
 from pellucid.text.reasoning import unfinished
 
+WHITESPACE = r"[ \n\t]{1,16}"
+"""Between the parts of a call's arguments. A model that cannot end otherwise would write white space for ever."""
+
 
 @dataclass(frozen=True)
 class Style:
@@ -134,7 +137,8 @@ def grammar(
 
 def _arguments(tool: Tool) -> dict[str, Any]:
     schema = tool.get("parameters")
-    return {"type": "object"} | dict(cast("Mapping[str, Any]", schema or {}))
+    given = {"type": "object"} | dict(cast("Mapping[str, Any]", schema or {}))
+    return given | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(body.n)
     ids = await chat_prompt(service, body)
-    params, reads = expected(service.llm, body, ids)
+    params, reads = expected(service.llm, body.sampling(), body, ids)
     generation = await service.generation(
         f"chatcmpl-{uuid4().hex}", [ids], params, priority=body.priority, began=request.scope["began"]
     )

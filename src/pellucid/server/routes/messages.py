@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from pellucid.server.anthropic import AnthropicMessage, CountRequest, InputTokens, MessageShape, MessagesRequest
+from pellucid.server.calls import expected
 from pellucid.server.errors import AnthropicErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.prompts import chat_prompt
@@ -23,9 +24,13 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     service.admit(1)
-    ids = await chat_prompt(service, body.conversation())
-    generation = await service.generation(f"msg_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
-    return Answer(service, generation, MessageShape(generation.id, service.name, body.warnings()), stream=body.stream)
+    conversation = body.conversation()
+    ids = await chat_prompt(service, conversation)
+    params, reads = expected(service.llm, body.sampling(), conversation, ids)
+    generation = await service.generation(f"msg_{uuid4().hex}", [ids], params, began=request.scope["began"])
+    return Answer(
+        service, generation, MessageShape(generation.id, service.name, body.warnings(), reads), stream=body.stream
+    )
 
 
 @router.post("/v1/messages/count_tokens", responses={200: {"model": InputTokens}})
