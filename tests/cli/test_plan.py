@@ -37,6 +37,14 @@ def test_plan_is_what_the_device_has(family: str, kv_pages: int | None) -> None:
     assert planned.kv_per_page * (planned.config.kv_pages or 0) == actual["kv"]
 
 
+def test_a_mixture_of_experts_tells_what_a_token_meets(cli: Cli) -> None:
+    mixed, dense = (str(FAMILIES / name) for name in ("qwen3-moe", "qwen3"))
+    about = json.loads(cli("plan", mixed, "--json").out)
+    assert 0 < about["active_parameters"] < about["parameters"]
+    assert "a token meets" in cli("plan", mixed).out
+    assert "a token meets" not in cli("plan", dense).out
+
+
 def test_json(cli: Cli, smollm2_path: Path) -> None:
     got = cli("plan", str(smollm2_path), "--ctx", "1024", "--seqs", "3", "--json")
     assert got.code == 0

@@ -86,6 +86,8 @@ def _about(model: str, spec: ModelSpec, ledger: Ledger, available: int) -> dict[
     config = ledger.config
     return {
         "model": model,
+        "parameters": spec.parameters(),
+        "active_parameters": spec.active_parameters(),
         "ctx": config.ctx,
         "kv": config.kv,
         "kv_pages": config.kv_pages,
@@ -150,6 +152,10 @@ def _print(about: dict[str, Any]) -> None:
         ("all", size_text(about["total"]), f"of {size_text(about['available'])} available"),
     ]
     layout.table(("MEMORY", "SIZE", "FOR"), rows, right=(1,))
+    total, active = about["parameters"], about["active_parameters"]
+    if active < total:
+        share = f"{layout.count_text(active)} of {layout.count_text(total)} parameters"
+        print(f"a token meets {share}; the memory holds all")
     print()
     names = list(about["room"])
     contexts = list(next(iter(about["room"].values())))
