@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
-from serving import Live
+from pellucid.server.choices import Piece
+from pellucid.server.responses import ResponseShape, ResponsesRequest
+from pellucid.text.read import Reads
+from pellucid.text.tools import HERMES
+from serving import Live, running
+from toymodel import toy_llm
 
 PATH = "/v1/responses"
 
@@ -82,8 +90,10 @@ def test_a_stream(client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored on this server"),
         ({"conversation": "c"}, "conversation", "nothing is stored on this server"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input", "nothing is stored"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "1"}]}, "input", "only messages"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "is not served"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "input", "only messages"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].name", "Missing"),
+        ({"tool_choice": "required"}, "tool_choice", "not there"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "needs a schema"),
         ({"truncation": "auto"}, "truncation", "is not served"),
         ({"background": True}, "background", "is not served"),
         ({"input": []}, "input", "at least 1"),
@@ -101,3 +111,77 @@ def test_warnings(live: Live) -> None:
     answer = live.post(PATH, {"input": "a", "store": True, "colour": 1, "max_output_tokens": 1}).json()
     assert answer["warnings"] == ["store: nothing is stored on this server", "unknown field 'colour' was ignored"]
     assert "warnings" not in live.post(PATH, {"input": "a", "store": False, "max_output_tokens": 1}).json()
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[openai.OpenAI]:
+    with toy_llm(ctx=1024, kv_pages=128) as llm, running(llm) as live:
+        yield openai.OpenAI(base_url=live.url + "/v1", api_key="any", max_retries=0)
+
+
+def test_a_function_is_called_and_its_output_read(roomy: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "model": "toy",
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "name": "get_weather"},
+        "parallel_tool_calls": False,
+        "temperature": 0,
+    }
+    answer = roomy.responses.create(input="a", **options)
+    [call] = answer.output
+    assert answer.status == "completed" and call.type == "function_call" and call.name == "get_weather"
+    assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    events = list(roomy.responses.create(input="a", stream=True, **options))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+    [done] = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert deltas == done.arguments == call.arguments
+    assert events[-1].response.output[0].arguments == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    turns: Any = [{"role": "user", "content": "a"}, call.model_dump(), result]
+    after = roomy.responses.create(model="toy", input=turns, tools=[TOOL], max_output_tokens=3)
+    without = roomy.responses.create(model="toy", input="a", tools=[TOOL], max_output_tokens=3)
+    assert after.usage.input_tokens - without.usage.input_tokens > len("rain") + len("get_weather")
+
+
+def test_a_form(roomy: openai.OpenAI) -> None:
+    class Person(BaseModel):
+        name: str = Field(max_length=6)
+        age: int = Field(ge=0, le=9)
+
+    parsed = roomy.responses.parse(model="toy", input="l", text_format=Person, temperature=0).output_parsed
+    assert isinstance(parsed, Person)
+    thing = roomy.responses.create(model="toy", input="l", text={"format": {"type": "json_object"}}, temperature=50)
+    assert thing.status == "incomplete" or isinstance(json.loads(thing.output_text), dict)
+
+
+def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
+    text = '<think>hm</think>\n\nWell.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    usage: Any = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {}}
+    body = ResponsesRequest(input="a")
+    streamed = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=True))
+    chunks = streamed.begin(usage)
+    chunks += streamed.chunks([Piece(0, char) for char in text] + [Piece(0, "", [], "stop")], lambda: usage)
+    chunks += streamed.end(usage)
+    kinds = ["reasoning", "message", "function_call"]
+    assert [c["item"]["type"] for c in chunks if c["type"] == "response.output_item.added"] == kinds
+    assert [c["item"]["type"] for c in chunks if c["type"] == "response.output_item.done"] == kinds
+    whole = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=True))
+    answer = whole.whole([Piece(0, text, [], "stop")], usage)
+    final = chunks[-1]["response"]
+    for response in (answer, final):
+        thought, message, call = response["output"]
+        assert thought["content"][0]["text"] == "hm" and message["content"][0]["text"] == "Well."
+        assert call["arguments"] == '{"a": 1}' and {item["status"] for item in response["output"]} == {"completed"}

@@ -8,6 +8,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from pellucid.server.calls import expected
 from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.prompts import chat_prompt
@@ -24,7 +25,9 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     service.admit(1)
-    ids = await chat_prompt(service, body.conversation())
-    generation = await service.generation(f"resp_{uuid4().hex}", [ids], body.sampling(), began=request.scope["began"])
-    shape = ResponseShape(generation.id, int(time.time()), service.name, body)
+    conversation = body.conversation()
+    ids = await chat_prompt(service, conversation)
+    params, reads = expected(service.llm, body.sampling(), conversation, ids)
+    generation = await service.generation(f"resp_{uuid4().hex}", [ids], params, began=request.scope["began"])
+    shape = ResponseShape(generation.id, int(time.time()), service.name, body, reads)
     return Answer(service, generation, shape, stream=body.stream)
