@@ -14,6 +14,7 @@ from pellucid.errors import PellucidError, RequestError
 from pellucid.llm import LLM
 from pellucid.sampling import chain
 from pellucid.sampling.sampler import Sampler
+from pellucid.sampling.trial import Trial
 from toymodel import BOT, EOS, USER, VOCAB, toy_llm
 
 SCHEMA = {
@@ -164,6 +165,16 @@ def test_what_no_count_bounds_is_stopped(llm: LLM) -> None:
     with pytest.raises(RequestError, match="is not compiled within 2 s"):
         llm.matcher(SamplingParams(grammar=bomb))
     assert answer(llm, Grammar.regex("after")) == "after"
+
+
+def test_a_trial_that_died_is_begun_anew() -> None:
+    trial = Trial()
+    assert trial.fault('start: "a"') == ""
+    assert trial._process is not None
+    trial._process.kill()
+    trial._process.wait()
+    assert trial.fault('start: "b"') == ""
+    assert "nowhere" in trial.fault("start: nowhere")
 
 
 def test_what_is_no_grammar() -> None:

@@ -7,7 +7,7 @@ minutes), and what runs in this process cannot be stopped. So a grammar is compi
 from __future__ import annotations
 
 import json
-import select
+import selectors
 import subprocess
 import sys
 import weakref
@@ -33,22 +33,31 @@ class Trial:
     def fault(self, grammar: str) -> str:
         """Return what is wrong with a grammar in llguidance's own form; "": nothing."""
         with self._lock:
-            process = self._process if self._process is not None else self._start()
-            if process.stdin is None or process.stdout is None:
-                return "it cannot be tried"  # never: both are pipes
+            answer = self._ask(grammar)
+            if answer == "":  # the process was gone, or died of it
+                answer = self._ask(grammar)
+            if answer is None:
+                return f"it is not compiled within {LIMIT:g} s; make it simpler"
+            return str(json.loads(answer)) if answer else "its compilation failed"
+
+    def _ask(self, grammar: str) -> str | None:
+        """Return the process's line; "": it is gone. None: it took too long and was killed."""
+        process = self._process if self._process is not None else self._start()
+        answer: str | None = ""
+        if process.stdin is not None and process.stdout is not None:
             try:
                 process.stdin.write(json.dumps(grammar) + "\n")
                 process.stdin.flush()
-                ready, _, _ = select.select([process.stdout], [], [], LIMIT)
-                answer = process.stdout.readline() if ready else ""
+                with selectors.DefaultSelector() as selector:
+                    selector.register(process.stdout, selectors.EVENT_READ)
+                    answer = process.stdout.readline() if selector.select(LIMIT) else None
             except OSError:
-                answer, ready = "", [process.stdout]
-            if answer:
-                return str(json.loads(answer))
+                answer = ""
+        if not answer:
             self._process = None
             process.kill()
             process.wait()
-            return "its compilation failed" if ready else f"it is not compiled within {LIMIT:g} s; make it simpler"
+        return answer
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
