@@ -11,7 +11,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.errors import EngineError, RequestError
-from pellucid.sampling.trial import Trial
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_GRAMMAR = 64 << 10
@@ -157,6 +157,8 @@ class Grammars:
         self._words = (vocab_size + 31) // 32
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, Matcher] = OrderedDict()
+        from pellucid.sampling.trial import Trial
+
         self._trial = Trial()
         self._lock = Lock()
 
@@ -256,6 +258,8 @@ class Masks:
         if not matchers:
             return None
         if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="pellucid-masks")
 
         def fill() -> None:
