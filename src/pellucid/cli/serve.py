@@ -46,6 +46,14 @@ def serve(
         list[str] | None,
         typer.Option(envvar="PELLUCID_ALLOWED_HOST", help="Name a proxy may send as Host; may be repeated"),
     ] = None,
+    private_stream: Annotated[
+        bool,
+        typer.Option(
+            "--private-stream",
+            envvar="PELLUCID_PRIVATE_STREAM",
+            help="Send every stream in packets of one size, ten a second, that tell nothing of its tokens",
+        ),
+    ] = False,
     tokenizer: options.Tokenizer = None,
     threads: Annotated[
         int | None,
@@ -154,6 +162,7 @@ def serve(
         name=served_model_name or model,
         api_key=api_key,
         allowed_hosts=allowed_host or (),
+        private_stream=private_stream,
         limits=Limits(deadline=deadline, grace=grace),
         ready=ready,
     )

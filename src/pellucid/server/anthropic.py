@@ -29,6 +29,7 @@ from pellucid.server.openai import (
     Message,
     NamedFunction,
     NamedTool,
+    Obfuscation,
     Request,
     Schema,
     Stops,
@@ -195,6 +196,8 @@ class MessagesRequest(CountRequest):
     top_k: int = Field(default=0, ge=0, lt=1 << 31)
     stop_sequences: Stops = ()
     stream: bool = False
+    stream_options: Obfuscation = Field(default_factory=Obfuscation)
+    """Not Anthropic's; named as OpenAI names it."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def sampling(self) -> SamplingParams:

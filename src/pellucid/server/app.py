@@ -38,6 +38,7 @@ def create_app(
     allowed_hosts: Iterable[str] | None = (),
     limits: Limits | None = None,
     inspect: bool = False,
+    private_stream: bool = False,
 ) -> FastAPI:
     """Make the application for a model.
 
@@ -48,8 +49,9 @@ def create_app(
         allowed_hosts: names the Host header may hold besides those of loopback; None: any.
         limits: bounds; None: the defaults.
         inspect: serve /inspect, which replays prompts and looks into them.
+        private_stream: packets of no stream tell of its tokens, whether the client asks for it or not.
     """
-    service = Service(name, limits or Limits())
+    service = Service(name, limits or Limits(), private_stream=private_stream)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

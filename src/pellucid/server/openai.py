@@ -248,7 +248,14 @@ class NamedTool(Schema):
     function: NamedFunction
 
 
-class StreamOptions(Schema):
+class Obfuscation(Schema):
+    """How a stream may be seen from outside."""
+
+    include_obfuscation: bool = False
+    """Packets tell nothing of tokens: they are of one size, and leave at ticks of a clock."""
+
+
+class StreamOptions(Obfuscation):
     """What a stream carries besides text."""
 
     include_usage: bool = False

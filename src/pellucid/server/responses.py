@@ -30,6 +30,7 @@ from pellucid.server.openai import (
     Message,
     NamedFunction,
     NamedTool,
+    Obfuscation,
     Request,
     Schema,
     Tool,
@@ -164,6 +165,7 @@ class ResponsesRequest(Request):
     top_k: int = Field(default=0, ge=-1, lt=1 << 31)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     stream: bool = False
+    stream_options: Obfuscation = Field(default_factory=Obfuscation)
     user: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 

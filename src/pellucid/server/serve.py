@@ -34,6 +34,7 @@ def serve(
     allowed_hosts: Iterable[str] = (),
     limits: Limits | None = None,
     inspect: bool | None = None,
+    private_stream: bool = False,
     ready: Ready | None = None,
 ) -> None:
     """Serve a model over HTTP; returns after an orderly stop (SIGINT or SIGTERM).
@@ -47,6 +48,7 @@ def serve(
         allowed_hosts: names besides those of loopback under which a loopback server answers.
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
+        private_stream: packets of no stream tell of its tokens.
         ready: told when requests are served.
 
     Raises:
@@ -66,6 +68,7 @@ def serve(
         allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
         limits=limits,
         inspect=is_loopback(host) if inspect is None else inspect,
+        private_stream=private_stream,
     )
     with bind(host, port) as listener:
         server = Server(app)

@@ -34,9 +34,13 @@ INLINE_CHARACTERS = 2048
 class Service:
     """One model being served."""
 
-    def __init__(self, name: str | None, limits: Limits) -> None:
-        """Begin without a model; `attach` brings it, and its own name if `name` is None."""
+    def __init__(self, name: str | None, limits: Limits, *, private_stream: bool = False) -> None:
+        """Begin without a model; `attach` brings it, and its own name if `name` is None.
+
+        `private_stream`: every stream leaves as private.py says, not only those that ask for it.
+        """
         self.name = name or ""
+        self.private_stream = private_stream
         self.created = int(time.time())
         self.limits = limits
         self.draining = False

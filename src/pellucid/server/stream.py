@@ -2,6 +2,7 @@
 
 Law: the status is sent when the first piece is there, so what fails before that has its right status; what fails later
 is an event that holds `error`, and the stream ends. Whatever happens, the client leaving too, the generation is closed.
+How a private stream leaves is private.py's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from pellucid.errors import EngineError, PellucidError
 from pellucid.server.choices import Generation, Piece
 from pellucid.server.errors import error_response
+from pellucid.server.private import BLOCK, SCORED, Blocks, Clock, at_ticks
 from pellucid.server.service import Service
 from pellucid.server.shapes import Shape
 
@@ -36,10 +38,27 @@ def event(data: Any, *, named: bool = False) -> bytes:
     return name + b"data: " + to_json(data) + b"\n\n"
 
 
+class Body:
+    """The body of a stream, sent as it comes."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def send(self, data: bytes) -> None:
+        """Send a part."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        """Send the last part."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
 class Answer(Response):
     """The answer to one request, made while it is sent."""
 
-    def __init__(self, service: Service, generation: Generation, shape: Shape, *, stream: bool) -> None:
+    def __init__(
+        self, service: Service, generation: Generation, shape: Shape, *, stream: bool, private: bool = False
+    ) -> None:
         """Answer with what `generation`, not yet started, brings.
 
         Args:
@@ -47,12 +66,14 @@ class Answer(Response):
             generation: the work.
             shape: how it is written.
             stream: in events, or in one.
+            private: events leave so that packets tell nothing of tokens; also where the service says so for all.
         """
         super().__init__()
         self._service = service
         self._generation = generation
         self._shape = shape
         self._stream = stream
+        self._private = private or service.private_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -81,15 +102,21 @@ class Answer(Response):
 
     async def _send_events(self, send: Send) -> None:
         shape, usage = self._shape, self._generation.usage
+        steps = self._generation.steps()
+        body: Body | Blocks = Body(send)
+        if self._private:
+            clock = Clock()
+            size = SCORED if self._generation.params.logprobs is not None else BLOCK
+            steps, body = at_ticks(steps, clock), Blocks(send, clock, size * len(self._generation.choices))
         begun = False
         try:
-            async for pieces in self._generation.steps():
+            async for pieces in steps:
                 chunks = [] if begun else shape.begin(usage())
                 chunks += shape.chunks(pieces, usage)
                 if not begun:
                     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
                     begun = True
-                await send({"type": "http.response.body", "body": self._events(chunks), "more_body": True})
+                await body.send(self._events(chunks))
             end = self._events(shape.end(usage())) + (b"" if shape.named else b"data: [DONE]\n\n")
         except Exception as error:
             if not begun:
@@ -98,7 +125,7 @@ class Answer(Response):
                 log.exception("request %s failed while it was streamed", self._generation.id)
                 error = EngineError("The server failed on this request; its log has the cause")
             end = self._events([shape.failed(error)])
-        await send({"type": "http.response.body", "body": end, "more_body": False})
+        await body.end(end)
 
     def _events(self, chunks: list[Any]) -> bytes:
         return b"".join(event(chunk, named=self._shape.named) for chunk in chunks)

@@ -41,4 +41,4 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         options=body.stream_options,
         reads=reads,
     )
-    return Answer(service, generation, shape, stream=body.stream)
+    return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)

@@ -44,4 +44,4 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             prompt = choice.index // body.n
             scores = choice.seq.prompt_logprobs  # the engine fills this very list before the first token
             shape.echo(choice.index, texts[prompt], prompts[prompt], [] if scores is None else scores)
-    return Answer(service, generation, shape, stream=body.stream)
+    return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)

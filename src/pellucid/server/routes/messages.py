@@ -28,9 +28,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     ids = await chat_prompt(service, conversation)
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
     generation = await service.generation(f"msg_{uuid4().hex}", [ids], params, began=request.scope["began"])
-    return Answer(
-        service, generation, MessageShape(generation.id, service.name, body.warnings(), reads), stream=body.stream
-    )
+    shape = MessageShape(generation.id, service.name, body.warnings(), reads)
+    return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
 
 
 @router.post("/v1/messages/count_tokens", responses={200: {"model": InputTokens}})

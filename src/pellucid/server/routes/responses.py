@@ -30,4 +30,4 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
     generation = await service.generation(f"resp_{uuid4().hex}", [ids], params, began=request.scope["began"])
     shape = ResponseShape(generation.id, int(time.time()), service.name, body, reads)
-    return Answer(service, generation, shape, stream=body.stream)
+    return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
