@@ -123,9 +123,12 @@ class Matcher:
         return self._state.is_stopped()
 
     def check(self) -> None:
-        """Raise EngineError if the grammar cost more than its bounds allow, or was left."""
+        """Raise RequestError if the grammar costs too much or ends nowhere, EngineError if it was left."""
         if self._state.is_error():
-            raise EngineError(f"the answer's grammar could not be followed further: {_line(self._state.get_error())}")
+            why = _line(self._state.get_error())
+            if "doesn't satisfy the grammar" in why:
+                raise EngineError(f"the answer left its grammar: {why}")
+            raise RequestError(f"the answer's grammar cannot be followed further: {why}")
 
 
 class Grammars:
