@@ -72,7 +72,8 @@ class MergeTable:
             if at < 0 or after[at] >= n:
                 return
             left, right = pieces[at], pieces[after[at]]
-            assert left is not None and right is not None  # linked positions are alive
+            if left is None or right is None:  # never: linked positions are alive
+                return
             rank = self.rank(self._vocab[left], self._vocab[right])
             if rank is not None and left + right in self._vocab:
                 heapq.heappush(queue, (rank, at, left, right))

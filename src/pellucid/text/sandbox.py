@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn, cast
 
-from jinja2 import Undefined, nodes, pass_context
+from jinja2 import Environment, Undefined, nodes, pass_context
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -435,6 +435,5 @@ def _rewrite(template: nodes.Template) -> nodes.Template:
         return node
 
     visit(template)
-    assert template.environment is not None  # the parser sets it
-    template.set_environment(template.environment)
+    template.set_environment(cast(Environment, template.environment))  # the parser sets it
     return template
