@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("plan", "Say what memory a model takes, before it is loaded, and what fits"),
         ("bench", "Measure how fast a model runs here, and how near the machine's limits"),
         ("top", "Watch a server live: requests, tokens a second, latencies, cache, memory"),
+        ("kv", "Draw the map of a server's KV cache: which page belongs to whom"),
         ("doctor", "Check this machine, and say what is wrong"),
     ),
     "Models": (

@@ -57,6 +57,11 @@ MinP = Annotated[float, typer.Option(help="Drop tokens less likely than P times 
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: make tokens that have occurred less likely")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer; default: drawn (see --stats)")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated")]
+Url = Annotated[str, typer.Option(envvar="PELLUCID_URL", help="Address of the server")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="PELLUCID_API_KEY", help="Key of the server; better in the variable")
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout")]
 
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from pellucid.errors import ConfigError, UnreachableError
+from pellucid.cli.remote import Remote, reason
+from pellucid.errors import UnreachableError
 
 PREFIX = "pellucid:"
 QUANTILES = (0.5, 0.95, 0.99)
@@ -60,31 +60,8 @@ class Reading:
         return {}
 
 
-class Source:
+class Source(Remote):
     """A server whose metrics are read."""
-
-    def __init__(self, url: str, api_key: str | None, timeout: float = 5.0) -> None:
-        """Read from `url`, with or without /v1 at its end.
-
-        Raises ConfigError for what is no http address.
-        """
-        base = url.rstrip("/").removesuffix("/v1")
-        base = base if "://" in base else f"http://{base}"
-        try:
-            parsed = httpx.URL(base)
-            if parsed.scheme not in ("http", "https") or not parsed.host:
-                raise ValueError
-        except (httpx.InvalidURL, ValueError):
-            raise ConfigError(
-                f"{url!r} is not a server's address; give one as http://127.0.0.1:8000", param="url"
-            ) from None
-        self.url = base
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._http.close()
 
     def read(self) -> Reading:
         """Ask now.
@@ -93,31 +70,12 @@ class Source:
             UnreachableError: nobody answers, or it is another server that does.
             ConfigError: the key is missing or wrong.
         """
-        try:
-            metrics = self._http.get("/metrics")
-            ready = self._http.get("/ready")
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise UnreachableError(
-                f"{self.url} does not answer: {reason}; is `pellucid serve` running there?"
-            ) from None
-        if metrics.status_code in (401, 403):
-            raise ConfigError(
-                f"{self.url} asks for a key (HTTP {metrics.status_code}); give --api-key or PELLUCID_API_KEY",
-                param="api_key",
-            )
+        metrics, ready = self.get("/metrics"), self.get("/ready")
         if metrics.status_code != 200:
             raise UnreachableError(f"{self.url}/metrics answers HTTP {metrics.status_code}; is it a Pellucid server?")
-        why = "" if ready.status_code == 200 else _reason(ready)
+        why = "" if ready.status_code == 200 else reason(ready)[0].removeprefix("Not ready: ")
         samples = parse(metrics.text, self.url)
         return Reading(time.monotonic(), samples, ready.status_code == 200, why)
-
-
-def _reason(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"]).removeprefix("Not ready: ")
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code}"
 
 
 def parse(text: str, where: str) -> dict[str, dict[Labels, float]]:

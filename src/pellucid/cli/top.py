@@ -25,10 +25,8 @@ LATENCY_WINDOW = 30.0
 
 
 def top(
-    url: Annotated[str, typer.Argument(envvar="PELLUCID_URL", help="Address of the server")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="PELLUCID_API_KEY", help="Key of the server; better in the variable")
-    ] = None,
+    url: Annotated[str, typer.Argument(envvar="PELLUCID_URL", help="Address of the server")] = options.DEFAULT_URL,
+    api_key: options.ApiKey = None,
     interval: Annotated[float, typer.Option(help="Seconds between two readings", min=0.1, max=3600)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture of one interval, and end")] = False,
     as_json: options.Json = False,

@@ -16,6 +16,7 @@ from pellucid.engine.batch import PageTables, Step, Work
 from pellucid.engine.pace import Pace
 from pellucid.engine.sequence import Sequence
 from pellucid.engine.shares import Shares
+from pellucid.kv.map import Holding
 from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
 
@@ -258,6 +259,10 @@ class Scheduler:
             if self.hub.wants("admit"):
                 waited = seq.scheduled_at - seq.queued_at
                 self.hub.emit("admit", {"seq": seq, "cached": seq.cached_tokens, "waited": waited})
+
+    def holdings(self) -> list[Holding]:
+        """What each running sequence holds now."""
+        return [Holding(seq.id, seq.tenant, len(seq.tokens), seq.computed, tuple(seq.pages)) for seq in self.running]
 
     def check(self) -> None:
         """Raise EngineError if the pages and the running sequences do not agree."""

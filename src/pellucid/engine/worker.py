@@ -12,6 +12,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 from pellucid.engine.engine import Engine, typed
 from pellucid.engine.events import Event, FinishEvent
@@ -22,10 +24,32 @@ Publish = Callable[[list[Event]], None]
 """Takes the events of one sequence of one step, in order."""
 Delivery = list[tuple[Publish, list[Event]]]
 
+T = TypeVar("T")
+
 IDLE_CHECK_AFTER = 1.0
 """Seconds without work after which the invariants are checked, once."""
 
 log = logging.getLogger("pellucid.engine")
+
+
+class Question(Generic[T]):
+    """Something to look up in the engine between two steps."""
+
+    def __init__(self, look: Callable[[Engine], T]) -> None:
+        self._look = look
+        self.answer: Future[T] = Future()
+
+    def put_to(self, engine: Engine) -> None:
+        """Answer it, with an exception if need be; nothing if nobody waits any more."""
+        if self.answer.set_running_or_notify_cancel():
+            try:
+                self.answer.set_result(self._look(engine))
+            except Exception as error:
+                self.answer.set_exception(error)
+
+
+Word = Sequence | str | Question[Any]
+"""A sequence to serve, the id of one to end, or a question."""
 
 
 class Worker:
@@ -38,7 +62,7 @@ class Worker:
         self.fault: str | None = None
         """What the check of the invariants found when the engine was last idle; None: nothing."""
         self._wake = threading.Condition()
-        self._inbox: list[Sequence | str] = []
+        self._inbox: list[Word] = []
         self._homes: dict[str, tuple[Sequence, Publish, asyncio.AbstractEventLoop | None]] = {}
         """Where the events of each sequence go, from submit to its FinishEvent."""
         self._tenants: Counter[str] = Counter()
@@ -120,6 +144,21 @@ class Worker:
                 self._inbox.append(seq_id)
                 self._wake.notify()
 
+    def ask(self, look: Callable[[Engine], T]) -> Future[T]:
+        """Have the engine's thread call `look` between two steps; it must be quick, and change nothing.
+
+        From any thread. While the engine is stalled there is no answer: wait with a time-out.
+
+        Raises EngineError if the worker is not running.
+        """
+        question = Question(look)
+        with self._wake:
+            if self._closing or self._failed or not self.alive:
+                raise EngineError("the engine is shutting down or was not started")
+            self._inbox.append(question)
+            self._wake.notify()
+        return question.answer
+
     def stalled(self, seconds: float) -> bool:
         """True if there is work and no step has ended for `seconds`, or the thread has failed."""
         return self._failed or (self._working and time.monotonic() - self.last_step_time > seconds)
@@ -132,6 +171,10 @@ class Worker:
             self._failed = True
             with self._wake:
                 homes, self._homes = self._homes, {}
+                inbox, self._inbox = self._inbox, []
+            for word in inbox:
+                if isinstance(word, Question):
+                    word.answer.cancel()
             for seq, publish, loop in homes.values():
                 send(loop, [(publish, [FinishEvent(seq, "error", typed(error))])])
 
@@ -139,6 +182,9 @@ class Worker:
         while (inbox := self._wait()) is not None:
             events: list[Event] = []
             for word in inbox:
+                if isinstance(word, Question):
+                    word.put_to(self.engine)
+                    continue
                 if isinstance(word, str):
                     self.engine.abort(word)
                     continue
@@ -149,11 +195,12 @@ class Worker:
                     events.append(FinishEvent(word, "error", typed(error)))
             if self._abort_at is not None and time.monotonic() >= self._abort_at:
                 self.engine.abort_all()
-            events += self.engine.step()
+            if self.engine.busy:
+                events += self.engine.step()
             self.last_step_time = time.monotonic()
             self._publish(events)
 
-    def _wait(self) -> list[Sequence | str] | None:
+    def _wait(self) -> list[Word] | None:
         """Return the inbox as soon as there is work; None: the worker was stopped and all is done."""
         with self._wake:
             checked = False

@@ -8,12 +8,14 @@ before them, and its token ids are compared on a hit, so that a prefix is never 
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from pellucid.errors import EngineError
+from pellucid.kv.map import View
 
 ROOT = sha256(b"pellucid prefix").digest()
 """Digest of the empty prefix."""
@@ -33,6 +35,8 @@ class PagePool:
         self._by_digest: dict[bytes, int] = {}
         self._digest: list[bytes | None] = [None] * page_count
         self._tokens: list[bytes | None] = [None] * page_count
+        self._since = [0.0] * page_count
+        """When a page was last taken, or kept by the cache alone; of time.monotonic()."""
         self.evictions = 0
 
     @property
@@ -67,13 +71,14 @@ class PagePool:
         found: list[int] = []
         if not self.prefix_cache:
             return found
-        size = self.page_size
+        size, now = self.page_size, time.monotonic()
         for index in range(limit):
             page = self._by_digest.get(digests[index])
             if page is None or self._tokens[page] != array("i", tokens[index * size : (index + 1) * size]).tobytes():
                 break
             if self._refs[page] == 0:
                 del self._cached[page]
+                self._since[page] = now
             self._refs[page] += 1
             found.append(page)
         return found
@@ -85,6 +90,7 @@ class PagePool:
                 f"{count} pages were asked for and {self.available} are there; the scheduler must look first"
             )
         taken: list[int] = []
+        now = time.monotonic()
         for _ in range(count):
             if self._free:
                 page = self._free.pop()
@@ -94,6 +100,7 @@ class PagePool:
                 self._forget(page)
                 self.evictions += 1
             self._refs[page] = 1
+            self._since[page] = now
             taken.append(page)
         return taken
 
@@ -106,6 +113,7 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """Give back one reference of each page. The last of the row become the least recently used: tails go first."""
+        now = time.monotonic()
         for page in reversed(pages):
             refs = self._refs[page] - 1
             if refs < 0:
@@ -116,6 +124,7 @@ class PagePool:
                     self._free.append(page)
                 else:
                     self._cached[page] = None
+                    self._since[page] = now
 
     def truncate(self, pages: list[int], length: int) -> None:
         """Cut the page table `pages`, in place, to what `length` tokens need, and give back the rest.
@@ -138,6 +147,20 @@ class PagePool:
             self._forget(page)
             self._free.append(page)
         self._cached.clear()
+
+    def view(self) -> View:
+        """Copy what the map of the pages is drawn from: a few lists, quick enough between two steps."""
+        return View(
+            at=time.monotonic(),
+            page_size=self.page_size,
+            free=len(self._free),
+            cached=self.cached,
+            used=self.used,
+            evictions=self.evictions,
+            refs=self._refs.copy(),
+            digests=self._digest.copy(),
+            since=self._since.copy(),
+        )
 
     def _forget(self, page: int) -> None:
         digest = self._digest[page]

@@ -76,8 +76,10 @@ def create_app(
     for module in (chat, completions, responses, messages, models, tokens, probes):
         app.include_router(module.router)
     if inspect:
+        from pellucid.server.routes import engine
         from pellucid.server.routes import inspect as looking
 
+        app.include_router(engine.router)
         app.state.traces = looking.Traces()
         app.include_router(looking.router)
     install_error_handlers(app)
