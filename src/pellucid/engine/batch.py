@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pellucid.devices.base import Batch
 from pellucid.engine.sequence import Sequence
+from pellucid.engine.steps import Blocked
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Step:
     work: list[Work] = field(default_factory=lambda: list[Work]())
     width: int = 0
     """Longest page table in the step."""
+    blocked: Blocked = ""
+    """Why nobody more was admitted."""
 
     @property
     def rows(self) -> int:

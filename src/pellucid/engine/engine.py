@@ -24,6 +24,7 @@ from pellucid.engine.events import Event, FinishEvent, FinishReason, TokenEvent
 from pellucid.engine.pace import Pace
 from pellucid.engine.scheduler import Scheduler
 from pellucid.engine.sequence import Sequence
+from pellucid.engine.steps import StepParts, StepRecord
 from pellucid.engine.watch import run_watched
 from pellucid.errors import CapacityError, ContextLengthError, EngineError, PellucidError, RequestError
 from pellucid.kv.pages import PagePool
@@ -215,6 +216,7 @@ class Engine:
         return events
 
     def _step(self) -> None:
+        began, preempted = time.perf_counter(), self.scheduler.preemptions
         try:
             step = self.scheduler.schedule()
         except Exception as error:
@@ -223,23 +225,54 @@ class Engine:
             return
         if not step.work:
             return
-        began = time.monotonic()
+        scheduled = time.perf_counter()
         try:
             batch = batch_of(step, self.tables)
+            ready = time.perf_counter()
             masks = self._masks.start([w.seq.matcher for w in step.work if w.sample and w.seq.matcher is not None])
             logits = run_watched(self.device, step, batch) if self._watched else self.device.run(batch)
             if masks is not None:
                 masks.result()
+            ran = time.perf_counter()
             picks = self._pick(step, logits)
         except Exception as error:
             log.exception("step %d failed; its %d sequences are ended", step.number, len(step.work))
             self._fail([work.seq for work in step.work], error)
             return
+        picked = time.perf_counter()
         if self.scheduler.pace is not None:
-            self.scheduler.pace.measured(len(batch.tokens), time.monotonic() - began)
+            self.scheduler.pace.measured(len(batch.tokens), picked - scheduled)
         self._step_rows += len(batch.tokens)
         self._step_sizes[(len(batch.tokens) - 1).bit_length()] += 1
         self._commit(step, picks, logits)
+        if self.hub.wants("step"):
+            ended = time.perf_counter()
+            parts = StepParts(scheduled - began, ready - scheduled, ran - ready, picked - ran, ended - picked)
+            preemptions = self.scheduler.preemptions - preempted
+            self.hub.emit("step", {"record": self._record(step, ended - began, parts, preemptions), "work": step.work})
+
+    def _record(self, step: Step, seconds: float, parts: StepParts, preemptions: int) -> StepRecord:
+        rows = step.rows
+        decode = sum(work.rows == 1 and work.start >= work.seq.prompt_len for work in step.work)
+        largest = max(step.work, key=lambda work: work.rows)
+        return StepRecord(
+            step=step.number,
+            at=time.time() - seconds,
+            seconds=seconds,
+            parts=parts,
+            rows=rows,
+            prefill_rows=rows - decode,
+            decode_rows=decode,
+            tokens=sum(work.sample for work in step.work),
+            sequences=len(step.work),
+            largest=largest.seq.id,
+            largest_rows=largest.rows,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocked=step.blocked,
+            pages_used=self.pool.used,
+            preemptions=preemptions,
+        )
 
     def _pick(self, step: Step, logits: NDArray[np.float32]) -> Picks:
         """Draw a token for each work that samples, in the order of step.work."""

@@ -16,6 +16,7 @@ from pellucid.engine.batch import PageTables, Step, Work
 from pellucid.engine.pace import Pace
 from pellucid.engine.sequence import Sequence
 from pellucid.engine.shares import Shares
+from pellucid.engine.steps import Blocked
 from pellucid.kv.map import Holding
 from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
@@ -89,8 +90,8 @@ class Scheduler:
         for seq in behind:
             if seq.running:
                 self._plan(seq)
-        if self.waiting and self.preemptions == preempted:
-            self._admit()
+        if self.waiting:
+            step.blocked = self._admit() if self.preemptions == preempted else "pages"
         step.work = list(planned.values())
         if step.work:
             step.width = max(len(work.seq.pages) for work in step.work)
@@ -206,8 +207,11 @@ class Scheduler:
         self.tables.close(seq)
         self.pool.truncate(seq.pages, 0)
 
-    def _admit(self) -> None:
-        """Let the waiting run, in their order, as long as there are places, rows and pages for all of their tokens."""
+    def _admit(self) -> Blocked:
+        """Let the waiting run, in their order, as long as there are places, rows and pages for all of their tokens.
+
+        Returns what kept the next one waiting.
+        """
         pool = self.pool
         # Pages that the running still need for the tokens they have, and one more each, so that none soon preempts.
         promised = sum(max(0, pool.pages_for(len(s.tokens)) - len(s.pages)) + 1 for s in self.running)
@@ -231,11 +235,16 @@ class Scheduler:
             need = pool.pages_for(len(seq.tokens)) - len(known)
             if self.running and need + promised > pool.available:
                 pool.release(known)
-                return
+                return "pages"
             del self.waiting[chosen]
             self._enter(seq, known, reusable)
             self._plan(seq)
             promised += max(0, pool.pages_for(len(seq.tokens)) - len(seq.pages)) + 1
+        if not self.waiting:
+            return ""
+        if index == len(self.waiting):
+            return "prefix"
+        return "seats" if len(self.running) >= self.max_seqs else "rows"
 
     def _enter(self, seq: Sequence, known: list[int], reusable: int) -> None:
         pool = self.pool

@@ -51,7 +51,7 @@ def create_app(
         inspect: serve /inspect, which replays prompts and looks into them.
         private_stream: packets of no stream tell of its tokens, whether the client asks for it or not.
     """
-    service = Service(name, limits or Limits(), private_stream=private_stream)
+    service = Service(name, limits or Limits(), inspect=inspect, private_stream=private_stream)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

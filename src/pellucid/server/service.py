@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from pellucid.engine.steps import StepRing
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.choices import Generation
@@ -34,9 +35,12 @@ INLINE_CHARACTERS = 2048
 class Service:
     """One model being served."""
 
-    def __init__(self, name: str | None, limits: Limits, *, private_stream: bool = False) -> None:
+    def __init__(
+        self, name: str | None, limits: Limits, *, inspect: bool = False, private_stream: bool = False
+    ) -> None:
         """Begin without a model; `attach` brings it, and its own name if `name` is None.
 
+        `inspect`: keep records of steps for those who look.
         `private_stream`: every stream leaves as private.py says, not only those that ask for it.
         """
         self.name = name or ""
@@ -47,6 +51,8 @@ class Service:
         self.idle = asyncio.Event()
         """Set while no request runs."""
         self.idle.set()
+        self._steps: StepRing | None = None
+        self._inspect = inspect
         self._llm: LLM | None = None
         self._metrics: Metrics | None = None
         self._worker: Worker | None = None
@@ -59,6 +65,8 @@ class Service:
         self.name = self.name or llm.name
         self._metrics = Metrics(self.name, llm.engine)
         self._worker = llm.worker
+        if self._inspect:
+            self._steps = StepRing(llm.engine.hub)
         self._llm = llm
 
     @property
@@ -72,6 +80,13 @@ class Service:
         if self._llm is None:
             raise unavailable("The model is still loading; /ready says when it can answer")
         return self._llm
+
+    @property
+    def steps(self) -> StepRing:
+        """Records of the last steps. Raises HTTPError (503) while the model is loading."""
+        if self._steps is None:
+            raise unavailable("The model is still loading, or nothing is recorded here")
+        return self._steps
 
     @property
     def context(self) -> int:
@@ -181,5 +196,7 @@ class Service:
         """Take no more requests and end those that run; the model stays as it is."""
         self.draining = True
         self.cancel_all()
+        if self._steps is not None:
+            self._steps.close()
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._grammars.shutdown(wait=False, cancel_futures=True)

@@ -25,7 +25,7 @@ from pellucid.server.shapes import Shape
 
 log = logging.getLogger("pellucid.server")
 
-_EVENT_HEADERS = [
+EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -114,7 +114,7 @@ class Answer(Response):
                 chunks = [] if begun else shape.begin(usage())
                 chunks += shape.chunks(pieces, usage)
                 if not begun:
-                    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                    await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
                     begun = True
                 await body.send(self._events(chunks))
             end = self._events(shape.end(usage())) + (b"" if shape.named else b"data: [DONE]\n\n")

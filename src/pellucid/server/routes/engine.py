@@ -1,4 +1,4 @@
-"""What the engine is doing, for those who operate it: the map of the KV cache.
+"""What the engine is doing, for those who operate it: the map of the KV cache, and its steps as they come.
 
 Law: only numbers and names of requests leave here, never what was asked or answered. The engine is asked between two
 steps; what is slow is done here, on the loop's threads.
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
+from starlette.responses import Response
 
 from pellucid.engine.engine import Engine
+from pellucid.errors import RequestError
 from pellucid.kv.map import KVMap, map_of
 from pellucid.server.errors import ErrorBody, unavailable
 from pellucid.server.service import STALL_AFTER, Service
+from pellucid.server.steps import StepEvents
 
 router = APIRouter(tags=["see-through"], responses={"default": {"model": ErrorBody}})
 T = TypeVar("T")
@@ -28,6 +31,17 @@ async def kv(request: Request) -> KVMap:
         request.app.state.service, lambda engine: (engine.pool.view(), engine.scheduler.holdings())
     )
     return await asyncio.to_thread(map_of, view, holdings)
+
+
+@router.get("/inspect/engine/events", response_class=Response)
+async def events(request: Request, last_event_id: Annotated[str, Header(max_length=32)] = "") -> Response:
+    """Send a record of each step, from now on or from after Last-Event-ID, as server-sent events."""
+    service: Service = request.app.state.service
+    steps = service.steps
+    if last_event_id and not last_event_id.isdecimal():
+        raise RequestError("Last-Event-ID is not one that this server gave", param="last-event-id")
+    cursor = min(int(last_event_id), steps.count) if last_event_id else steps.count
+    return StepEvents(service, steps, cursor)
 
 
 async def asked(service: Service, look: Callable[[Engine], T]) -> T:
