@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("bench", "Measure how fast a model runs here, and how near the machine's limits"),
         ("top", "Watch a server live: requests, tokens a second, latencies, cache, memory"),
         ("kv", "Draw the map of a server's KV cache: which page belongs to whom"),
+        ("audit", "Look for security faults of a running server, and say how to mend each"),
         ("doctor", "Check this machine, and say what is wrong"),
     ),
     "Models": (

@@ -54,6 +54,10 @@ def serve(
             help="Send every stream in packets of one size, ten a second, that tell nothing of its tokens",
         ),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", envvar="PELLUCID_STRICT", help="Do not start if `pellucid audit` finds a High fault"),
+    ] = False,
     tokenizer: options.Tokenizer = None,
     threads: Annotated[
         int | None,
@@ -151,6 +155,11 @@ def serve(
             notes.append("  " + verify.line(result))
         return llm
 
+    def check(host: str, port: int) -> None:
+        from pellucid.cli.audit import refuse_high
+
+        refuse_high(address(host, port), api_key)
+
     def ready(llm: LLM, host: str, port: int) -> None:
         lines = [banner(llm, served_model_name or model, host, port, api_key is not None), *notes]
         print("\n".join(lines), file=sys.stderr, flush=True)
@@ -164,15 +173,21 @@ def serve(
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
         limits=Limits(deadline=deadline, grace=grace),
+        check=check if strict else None,
         ready=ready,
     )
+
+
+def address(host: str, port: int) -> str:
+    """A URL by which this machine reaches the server."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
 
 
 def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
     """What an operator wants to know at the start: model, address, room, and how to ask something."""
     config, pool = llm.config, llm.engine.pool
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}"
+    url = address(host, port)
     key = ' -H "Authorization: Bearer $PELLUCID_API_KEY"' if keyed else ""
     body = '{"messages": [{"role": "user", "content": "What is a transformer?"}], "max_tokens": 99, "stream": true}'
     lines = [

@@ -7,6 +7,7 @@ what it loaded itself it closes, last of all.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from pellucid.errors import ConfigError
 from pellucid.server.app import create_app
 from pellucid.server.auth import is_loopback
 from pellucid.server.limits import Limits
+from pellucid.server.service import Service
 from pellucid.server.transport import Server, bind
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Ready = Callable[["LLM", str, int], None]
 """Called with the model, the host and the port, as soon as requests are served."""
+Check = Callable[[str, int], None]
 
 
 def serve(
@@ -35,6 +38,7 @@ def serve(
     limits: Limits | None = None,
     inspect: bool | None = None,
     private_stream: bool = False,
+    check: Check | None = None,
     ready: Ready | None = None,
 ) -> None:
     """Serve a model over HTTP; returns after an orderly stop (SIGINT or SIGTERM).
@@ -49,6 +53,8 @@ def serve(
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
         private_stream: packets of no stream tell of its tokens.
+        check: called on a thread with the host and the port when the model is there and before /ready says so; what it
+            raises ends the server.
         ready: told when requests are served.
 
     Raises:
@@ -61,6 +67,7 @@ def serve(
             "or leave --host out to serve this machine only",
             param="host",
         )
+    _leave_no_core()
     app = create_app(
         None if callable(llm) else llm,
         name=name,
@@ -78,9 +85,14 @@ def serve(
             model: LLM | None = None
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
+                service: Service = app.state.service
+                service.checking = check is not None
                 model = await _in_thread(llm) if callable(llm) else llm
                 if callable(llm):
-                    app.state.service.attach(model)
+                    service.attach(model)
+                if check is not None:
+                    await asyncio.to_thread(check, host, address[1])
+                    service.checking = False
                 if ready is not None:
                     ready(model, host, address[1])
                 await serving
@@ -91,6 +103,14 @@ def serve(
                     await asyncio.to_thread(model.close)
 
         asyncio.run(run())
+
+
+def _leave_no_core() -> None:
+    """A core file would hold prompts and keys."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 async def _in_thread(load: Callable[[], LLM]) -> LLM:

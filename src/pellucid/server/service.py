@@ -48,6 +48,8 @@ class Service:
         self.created = int(time.time())
         self.limits = limits
         self.draining = False
+        self.checking = False
+        """The server is looked at before it is ready."""
         self.idle = asyncio.Event()
         """Set while no request runs."""
         self.idle.set()
@@ -99,6 +101,8 @@ class Service:
             return "shutting down"
         if self._worker is None:
             return "loading"
+        if self.checking:
+            return "being audited"
         return "the engine is stalled" if self._worker.stalled(STALL_AFTER) else None
 
     def check_model(self, name: str) -> None:
