@@ -186,6 +186,8 @@ class Engine:
         self._seqs[seq.id] = seq
         self._watched += seq.watch is not None
         self.scheduler.add(seq)
+        if self.hub.wants("arrive"):
+            self.hub.emit("arrive", {"seq": seq})
 
     def retry_after(self) -> float:
         """Seconds until half of those who wait will have had their turn, as sequences lately ended: 1 to 60.

@@ -88,6 +88,18 @@ class StepRing:
             missed = max(0, first - cursor)
             return list(islice(self._held, max(0, cursor - first), None)), missed
 
+    def between(self, after: int, to: int, most: int = 8) -> tuple[StepRecord, ...]:
+        """The longest `most` of the steps after number `after` up to number `to`, in their order."""
+        found: list[StepRecord] = []
+        with self._lock:
+            for record in reversed(self._held):
+                if record.step <= after:
+                    break
+                if record.step <= to:
+                    found.append(record)
+        longest = sorted(found, key=lambda record: record.seconds)[-most:]
+        return tuple(sorted(longest, key=lambda record: record.step))
+
     def listen(self, listener: Callable[[], object], *, most: int) -> Callable[[], None]:
         """Call `listener`, on the engine's thread, after each record. Returns what ends it.
 

@@ -56,4 +56,4 @@ def expected(
     if style is None and not thoughts:
         return params, None
     end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
-    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls)
+    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls, tools=tuple(tools))

@@ -23,9 +23,11 @@ from pellucid.server.errors import HTTPError, unavailable
 from pellucid.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
+    from pellucid.engine.lives import Lives
     from pellucid.engine.worker import Worker
     from pellucid.sampling.grammar import Matcher
     from pellucid.server.metrics import Metrics
+    from pellucid.text.read import Reads
     from pellucid.text.tokenizer import Tokenizer
 
 
@@ -72,6 +74,8 @@ class Choice:
         self.seq = seq
         self.generated = 0
         self.done = False
+        self.finish_reason = ""
+        self.stop_reason: int | str | None = None
         self.last_token_at: float | None = None
         self._tokenizer = tokenizer
         self._show_end = params.include_stop_str_in_output
@@ -158,6 +162,9 @@ class Generation:
         deadline: float = 0.0,
         began: float | None = None,
         matcher: Matcher | None = None,
+        lives: Lives | None = None,
+        shown: bool = False,
+        reads: Reads | None = None,
     ) -> None:
         """Make the sequences; `start` submits them.
 
@@ -174,11 +181,14 @@ class Generation:
             began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
+        self.shown = shown
+        self.reads = reads
         self.params = params
         self.prompts = prompts
         self._worker = worker
         self._metrics = metrics
-        self._began = time.monotonic() if began is None else began
+        self._lives = lives
+        self.began = time.monotonic() if began is None else began
         self._deadline = deadline
         sequences = [
             seq
@@ -235,18 +245,20 @@ class Generation:
             if choice.done:
                 continue
             if isinstance(event, TokenEvent):
-                self._metrics.token(choice, self._began, now)
+                self._metrics.token(choice, self.began, now)
             try:
                 piece = choice.take(event)
             except PellucidError:
-                self._metrics.finished(choice, "error", self._began, now)
+                choice.finish_reason = "error"
+                self._metrics.finished(choice, "error", self.began, now)
                 raise
             if piece is None:
                 continue
             if piece.finish_reason is not None:
-                self._metrics.finished(choice, piece.finish_reason, self._began, now)
+                choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+                self._metrics.finished(choice, piece.finish_reason, self.began, now)
                 if isinstance(event, TokenEvent):  # a stop string, of which the engine knows nothing
-                    self._worker.abort(choice.seq.id)
+                    self._cut(choice, "stop")
             if choice.index in pieces:
                 pieces[choice.index].add(piece)
             else:
@@ -263,8 +275,15 @@ class Generation:
         for choice in self.choices[: self._submitted]:
             if not choice.done:
                 choice.done = True
-                self._worker.abort(choice.seq.id)
-                self._metrics.finished(choice, "abort", self._began, time.monotonic())
+                choice.finish_reason = "abort"
+                self._cut(choice, "disconnect")
+                self._metrics.finished(choice, "abort", self.began, time.monotonic())
+
+    def _cut(self, choice: Choice, why: str) -> None:
+        """End a sequence; what it has drawn since is for nobody."""
+        if self._lives is not None:
+            self._lives.cut(choice.seq.id, choice.generated, why)
+        self._worker.abort(choice.seq.id)
 
     def usage(self) -> Usage:
         """Return the tokens so far."""

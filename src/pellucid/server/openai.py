@@ -309,9 +309,15 @@ Biases = Annotated[
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
+class Inspect(Schema):
+    """That the autopsy of this request, on a server that keeps one, may show its text."""
+
+
 class Request(Schema):
     """A request that warns of fields without meaning and refuses those that would change the answer."""
 
+    inspect: Inspect | None = None
+    """Ours: the server's operator may read this prompt and its answer in the autopsy."""
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_SERVED
 
     @model_validator(mode="before")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from pellucid.engine.lives import Lives
 from pellucid.engine.steps import StepRing
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
 from pellucid.sampling.params import SamplingParams
@@ -19,10 +20,12 @@ from pellucid.server.choices import Generation
 from pellucid.server.errors import unavailable
 from pellucid.server.limits import Limits
 from pellucid.server.metrics import Metrics
+from pellucid.server.records import Records
 
 if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
     from pellucid.llm import LLM
+    from pellucid.text.read import Reads
 
 T = TypeVar("T")
 
@@ -53,7 +56,9 @@ class Service:
         self.idle = asyncio.Event()
         """Set while no request runs."""
         self.idle.set()
+        self.records = Records()
         self._steps: StepRing | None = None
+        self._lives: Lives | None = None
         self._inspect = inspect
         self._llm: LLM | None = None
         self._metrics: Metrics | None = None
@@ -69,6 +74,7 @@ class Service:
         self._worker = llm.worker
         if self._inspect:
             self._steps = StepRing(llm.engine.hub)
+            self._lives = Lives(llm.engine, self._steps)
         self._llm = llm
 
     @property
@@ -89,6 +95,13 @@ class Service:
         if self._steps is None:
             raise unavailable("The model is still loading, or nothing is recorded here")
         return self._steps
+
+    @property
+    def lives(self) -> Lives:
+        """What is known of the last sequences. Raises HTTPError (503) while the model is loading."""
+        if self._lives is None:
+            raise unavailable("The model is still loading, or nothing is recorded here")
+        return self._lives
 
     @property
     def context(self) -> int:
@@ -150,6 +163,8 @@ class Service:
         *,
         priority: int = 0,
         began: float | None = None,
+        shown: bool = False,
+        reads: Reads | None = None,
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`.
 
@@ -172,6 +187,9 @@ class Service:
             deadline=self.limits.deadline,
             began=began,
             matcher=matcher,
+            lives=self._lives,
+            shown=shown,
+            reads=reads,
         )
 
     def start(self, generation: Generation) -> None:
@@ -202,5 +220,7 @@ class Service:
         self.cancel_all()
         if self._steps is not None:
             self._steps.close()
+        if self._lives is not None:
+            self._lives.close()
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._grammars.shutdown(wait=False, cancel_futures=True)

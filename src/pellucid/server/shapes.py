@@ -238,7 +238,7 @@ class ChatShape(_OpenAI):
         """Return what a piece says, read for thoughts and calls."""
         if self._reads is None:
             return Said(content=piece.text)
-        reader = self._readers.setdefault(piece.choice, Reader(self._reads))
+        reader = self._readers.setdefault(piece.choice, Reader(self._reads, piece.choice))
         return reader.push(piece.text, final=piece.finish_reason is not None)
 
     def _reason(self, piece: Piece) -> str | None:

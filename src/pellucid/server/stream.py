@@ -20,6 +20,7 @@ from pellucid.errors import EngineError, PellucidError
 from pellucid.server.choices import Generation, Piece
 from pellucid.server.errors import error_response
 from pellucid.server.private import BLOCK, SCORED, Blocks, Clock, at_ticks
+from pellucid.server.records import Record
 from pellucid.server.service import Service
 from pellucid.server.shapes import Shape
 
@@ -77,10 +78,13 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
+        record = Record.of(self._generation, scope, stream=self._stream)
+        self._service.records.add(record)
         try:
             await until_gone(receive, self._send(scope, receive, send))
         finally:
             self._service.close(self._generation)
+            record.close(self._generation)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

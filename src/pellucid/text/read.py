@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pellucid.text.reasoning import Reasoning
 from pellucid.text.tools import CallDelta, Calls, Style
+
+MOST_EVENTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ParserEvent:
+    """Something that began in an answer."""
+
+    choice: int
+    at: int
+    """Characters of the answer that had come when it was found."""
+    what: Literal["reasoning", "content", "call"]
+    name: str = ""
+    """Of the function that is called."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +34,10 @@ class Reads:
     """The last characters of the prompt, in which a template may have begun a thought."""
     one_call: bool = False
     """What comes behind the first call is dropped."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The functions that may be called."""
+    events: list[ParserEvent] = field(default_factory=list[ParserEvent])
+    """What was found in the answers so far; as many as MOST_EVENTS."""
 
 
 @dataclass(slots=True)
@@ -33,7 +52,10 @@ class Said:
 class Reader:
     """Reads one answer as it comes."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Reads, choice: int = 0) -> None:
+        self._events, self._choice = reads.events, choice
+        self._length = 0
+        self._began: set[str] = set()
         self._thoughts = Reasoning(reads.prompt_end) if reads.thoughts else None
         self._calls = None if reads.style is None else Calls(reads.style)
         self._one_call = reads.one_call
@@ -45,6 +67,27 @@ class Reader:
 
     def push(self, text: str, *, final: bool) -> Said:
         """Take some text; with `final` what is held back comes, too."""
+        said = self._read(text, final)
+        self._length += len(text)
+        if said.reasoning:
+            self._begin("reasoning")
+        if said.content.strip():
+            self._begin("content")
+        for call in said.calls:
+            if call.name:
+                self._note("call", call.name)
+        return said
+
+    def _begin(self, what: Literal["reasoning", "content"]) -> None:
+        if what not in self._began:
+            self._began.add(what)
+            self._note(what)
+
+    def _note(self, what: Literal["reasoning", "content", "call"], name: str = "") -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(ParserEvent(self._choice, self._length, what, name))
+
+    def _read(self, text: str, final: bool) -> Said:
         said = Said()
         if self._thoughts is not None:
             said.reasoning, text = self._thoughts.push(text, final=final)

@@ -29,7 +29,13 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     ids = await chat_prompt(service, body)
     params, reads = expected(service.llm, body.sampling(), body, ids)
     generation = await service.generation(
-        f"chatcmpl-{uuid4().hex}", [ids], params, priority=body.priority, began=request.scope["began"]
+        f"chatcmpl-{uuid4().hex}",
+        [ids],
+        params,
+        priority=body.priority,
+        began=request.scope["began"],
+        shown=body.inspect is not None,
+        reads=reads,
     )
     shape = ChatShape(
         generation.id,

@@ -27,7 +27,12 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service.admit(body.n * len(body.prompt))
     prompts = await completion_prompts(service, body)
     generation = await service.generation(
-        f"cmpl-{uuid4().hex}", prompts, body.sampling(), priority=body.priority, began=request.scope["began"]
+        f"cmpl-{uuid4().hex}",
+        prompts,
+        body.sampling(),
+        priority=body.priority,
+        began=request.scope["began"],
+        shown=body.inspect is not None,
     )
     shape = CompletionShape(
         generation.id,

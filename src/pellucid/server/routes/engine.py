@@ -1,22 +1,24 @@
-"""What the engine is doing, for those who operate it: the map of the KV cache, and its steps as they come.
+"""What the engine is doing, for those who operate it: the map of the KV cache, its steps as they come, and what
+became of each request.
 
-Law: only numbers and names of requests leave here, never what was asked or answered. The engine is asked between two
-steps; what is slow is done here, on the loop's threads.
+Law: only numbers and names of requests leave here; text only of a request whose client let it be seen. The engine is
+asked between two steps; what is slow is done here, on the loop's threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import Response
 
 from pellucid.engine.engine import Engine
 from pellucid.errors import RequestError
 from pellucid.kv.map import KVMap, map_of
-from pellucid.server.errors import ErrorBody, unavailable
+from pellucid.server.autopsy import autopsy, line
+from pellucid.server.errors import ErrorBody, HTTPError, unavailable
 from pellucid.server.service import STALL_AFTER, Service
 from pellucid.server.steps import StepEvents
 
@@ -42,6 +44,32 @@ async def events(request: Request, last_event_id: Annotated[str, Header(max_leng
         raise RequestError("Last-Event-ID is not one that this server gave", param="last-event-id")
     cursor = min(int(last_event_id), steps.count) if last_event_id else steps.count
     return StepEvents(service, steps, cursor)
+
+
+@router.get("/inspect/requests")
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=256)] = 100) -> list[dict[str, Any]]:
+    """List the last requests, the newest first."""
+    service: Service = request.app.state.service
+    return [line(record) for record in service.records.newest()[:limit]]
+
+
+@router.get("/inspect/requests/{id}")
+async def one_request(
+    request: Request, id: Annotated[str, Path(max_length=128)], redact: bool = False
+) -> dict[str, Any]:
+    """Say what became of a request, by the id of its answer or its x-request-id, and what its time went to.
+
+    Text and ids of tokens are there if the request had `inspect` in its body, and `redact` is not asked for.
+    """
+    service: Service = request.app.state.service
+    record = service.records.get(id)
+    if record is None:
+        raise HTTPError(
+            "There is no such request; the last 256 are kept, and GET /inspect/requests lists them",
+            status=404,
+            code="request_not_found",
+        )
+    return await asyncio.to_thread(autopsy, record, service.lives, service.llm.tokenizer, redact=redact)
 
 
 async def asked(service: Service, look: Callable[[Engine], T]) -> T:

@@ -27,7 +27,9 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     conversation = body.conversation()
     ids = await chat_prompt(service, conversation)
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
-    generation = await service.generation(f"msg_{uuid4().hex}", [ids], params, began=request.scope["began"])
+    generation = await service.generation(
+        f"msg_{uuid4().hex}", [ids], params, began=request.scope["began"], shown=body.inspect is not None, reads=reads
+    )
     shape = MessageShape(generation.id, service.name, body.warnings(), reads)
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
 

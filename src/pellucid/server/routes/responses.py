@@ -28,6 +28,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     conversation = body.conversation()
     ids = await chat_prompt(service, conversation)
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
-    generation = await service.generation(f"resp_{uuid4().hex}", [ids], params, began=request.scope["began"])
+    generation = await service.generation(
+        f"resp_{uuid4().hex}", [ids], params, began=request.scope["began"], shown=body.inspect is not None, reads=reads
+    )
     shape = ResponseShape(generation.id, int(time.time()), service.name, body, reads)
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
