@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("kv", "Draw the map of a server's KV cache: which page belongs to whom"),
         ("audit", "Look for security faults of a running server, and say how to mend each"),
         ("autopsy", "Say what became of a request to a server, and what its time went to"),
+        ("waste", "Rank what a server computed for nothing, and what would save it"),
         ("doctor", "Check this machine, and say what is wrong"),
     ),
     "Models": (

@@ -55,5 +55,6 @@ def expected(
         params = replace(params, grammar=form, skip_special_tokens=params.skip_special_tokens and not shows)
     if style is None and not thoughts:
         return params, None
+    offered = () if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools)
     end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
-    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls, tools=tuple(tools))
+    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls, tools=offered)

@@ -47,7 +47,7 @@ class Record:
     prompt_tokens: int
     seq_ids: tuple[str, ...]
     tools: tuple[str, ...] = ()
-    """Names of the functions that might be called."""
+    """Names of the functions that the model was shown."""
     events: list[ParserEvent] = field(default_factory=list["ParserEvent"])
     answer_tokens: int = 0
     cached_tokens: int = 0

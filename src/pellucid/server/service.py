@@ -21,6 +21,7 @@ from pellucid.server.errors import unavailable
 from pellucid.server.limits import Limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.records import Records
+from pellucid.server.waste import Wasted
 
 if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
@@ -57,6 +58,7 @@ class Service:
         """Set while no request runs."""
         self.idle.set()
         self.records = Records()
+        self.wasted = Wasted()
         self._steps: StepRing | None = None
         self._lives: Lives | None = None
         self._inspect = inspect

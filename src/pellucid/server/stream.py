@@ -85,6 +85,7 @@ class Answer(Response):
         finally:
             self._service.close(self._generation)
             record.close(self._generation)
+            self._service.wasted.answered(record, self._generation.reads)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

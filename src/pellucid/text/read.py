@@ -35,7 +35,7 @@ class Reads:
     one_call: bool = False
     """What comes behind the first call is dropped."""
     tools: tuple[dict[str, Any], ...] = ()
-    """The functions that may be called."""
+    """The functions that the model was shown."""
     events: list[ParserEvent] = field(default_factory=list[ParserEvent])
     """What was found in the answers so far; as many as MOST_EVENTS."""
 

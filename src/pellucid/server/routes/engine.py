@@ -1,5 +1,5 @@
-"""What the engine is doing, for those who operate it: the map of the KV cache, its steps as they come, and what
-became of each request.
+"""What the engine is doing, for those who operate it: the map of the KV cache, its steps as they come, what
+became of each request, and what was computed for nothing.
 
 Law: only numbers and names of requests leave here; text only of a request whose client let it be seen. The engine is
 asked between two steps; what is slow is done here, on the loop's threads.
@@ -21,6 +21,7 @@ from pellucid.server.autopsy import autopsy, line
 from pellucid.server.errors import ErrorBody, HTTPError, unavailable
 from pellucid.server.service import STALL_AFTER, Service
 from pellucid.server.steps import StepEvents
+from pellucid.server.waste import Waste
 
 router = APIRouter(tags=["see-through"], responses={"default": {"model": ErrorBody}})
 T = TypeVar("T")
@@ -70,6 +71,13 @@ async def one_request(
             code="request_not_found",
         )
     return await asyncio.to_thread(autopsy, record, service.lives, service.llm.tokenizer, redact=redact)
+
+
+@router.get("/inspect/waste")
+async def waste(request: Request) -> Waste:
+    """Say what was computed for nothing since the start, by cause, the largest saving first."""
+    service: Service = request.app.state.service
+    return await asyncio.to_thread(service.wasted.report, service.lives, service.llm.tokenizer)
 
 
 async def asked(service: Service, look: Callable[[Engine], T]) -> T:
