@@ -122,6 +122,14 @@ def serve(
         float,
         typer.Option(envvar="PELLUCID_DEADLINE", help="Seconds that one request may take; 0: no limit", min=0),
     ] = 300.0,
+    exit_on_stall: Annotated[
+        float | None,
+        typer.Option(
+            envvar="PELLUCID_EXIT_ON_STALL",
+            help="Seconds without a step, while there is work, after which the process ends; default: never",
+            min=1,
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(envvar="PELLUCID_GRACE", help="Seconds that running requests have left after Ctrl-C", min=0),
@@ -172,7 +180,7 @@ def serve(
         api_key=api_key,
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
-        limits=Limits(deadline=deadline, grace=grace),
+        limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),
         check=check if strict else None,
         ready=ready,
     )

@@ -88,6 +88,8 @@ class Engine:
         )
         self.sampler = Sampler(device.vocab_size, device.pool)
         self._masks = Masks()
+        self.current: Step | None = None
+        """The step that was begun last."""
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
         self._watched = 0
@@ -227,6 +229,7 @@ class Engine:
             return
         if not step.work:
             return
+        self.current = step
         scheduled = time.perf_counter()
         try:
             batch = batch_of(step, self.tables)

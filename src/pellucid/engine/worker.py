@@ -69,7 +69,10 @@ class Worker:
         """Sequences of each tenant from submit to their FinishEvent."""
         self._closing = False
         self._abort_at: float | None = None
-        self._working = False
+        self.working = threading.Event()
+        """Set while there is work."""
+        self.on_work: Callable[[], None] | None = None
+        """Called on the engine's thread when there is work again."""
         self._failed = False
         self._thread: threading.Thread | None = None
 
@@ -161,7 +164,17 @@ class Worker:
 
     def stalled(self, seconds: float) -> bool:
         """True if there is work and no step has ended for `seconds`, or the thread has failed."""
-        return self._failed or (self._working and time.monotonic() - self.last_step_time > seconds)
+        return self._failed or self.still > seconds
+
+    @property
+    def still(self) -> float:
+        """Seconds since the last step ended, while there is work; 0: there is none."""
+        return time.monotonic() - self.last_step_time if self.working.is_set() else 0.0
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's, while it runs."""
+        return None if self._thread is None else self._thread.ident
 
     def _run(self) -> None:
         try:
@@ -205,14 +218,16 @@ class Worker:
         with self._wake:
             checked = False
             while not (self._inbox or self.engine.busy):
-                self._working = False
+                self.working.clear()
                 if self._closing:
                     return None
                 if not self._wake.wait(None if checked else IDLE_CHECK_AFTER) and not checked:
                     self._check()
                     checked = True
-            if not self._working:
-                self._working = True
+            if not self.working.is_set():
+                if self.on_work is not None:
+                    self.on_work()
+                self.working.set()
                 self.last_step_time = time.monotonic()
             inbox, self._inbox = self._inbox, []
             return inbox

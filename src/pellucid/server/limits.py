@@ -39,6 +39,8 @@ class Limits:
     """Longest a request may take as a whole; 0: no limit."""
     grace: float = 30.0
     """After a signal to stop: how long running requests have to finish."""
+    exit_on_stall: float | None = None
+    """Without a step of the engine, while there is work: when the process ends itself; None: never."""
 
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

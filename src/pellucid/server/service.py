@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pellucid.engine.lives import Lives
 from pellucid.engine.steps import StepRing
+from pellucid.engine.watchdog import Watchdog
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.choices import Generation
@@ -62,6 +63,7 @@ class Service:
         self._steps: StepRing | None = None
         self._lives: Lives | None = None
         self._inspect = inspect
+        self._watchdog: Watchdog | None = None
         self._llm: LLM | None = None
         self._metrics: Metrics | None = None
         self._worker: Worker | None = None
@@ -78,6 +80,7 @@ class Service:
             self._steps = StepRing(llm.engine.hub)
             self._lives = Lives(llm.engine, self._steps)
         self._llm = llm
+        self._watchdog = Watchdog(llm.worker, after=STALL_AFTER, exit_after=self.limits.exit_on_stall)
 
     @property
     def loading(self) -> bool:
@@ -220,6 +223,8 @@ class Service:
         """Take no more requests and end those that run; the model stays as it is."""
         self.draining = True
         self.cancel_all()
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._steps is not None:
             self._steps.close()
         if self._lives is not None:
