@@ -50,6 +50,16 @@ def test_sixteen_tokens_unless_asked(live: Live) -> None:
         assert answer["usage"]["completion_tokens"] == 16 and answer["choices"][0]["finish_reason"] == "length"
 
 
+def test_names_of_llama_cpp(live: Live) -> None:
+    """They mean what our names mean, and values that change nothing are let through without a warning."""
+    hot = ask("l>", temperature=4, seed=1)
+    ours = live.post(PATH, hot | {"max_tokens": 12, "repetition_penalty": 2}).json()
+    theirs = live.post(PATH, hot | {"n_predict": 12, "repeat_penalty": 2, "repeat_last_n": -1, "n_probs": 0}).json()
+    assert theirs["choices"] == ours["choices"] and theirs["usage"]["completion_tokens"] == 12
+    assert not theirs.get("warnings")
+    assert live.post(PATH, hot | {"n_predict": 12}).json()["choices"] != theirs["choices"]
+
+
 @pytest.mark.parametrize("prompt", ["a>", [97, ord(">")]])
 def test_echo(live: Live, prompt: Any) -> None:
     assert live.post(PATH, ask(prompt, echo=True)).json()["choices"][0]["text"] == "a>apples and pears"

@@ -40,6 +40,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
         "presence_penalty": [-2.1, 2.1, "0"],
         "frequency_penalty": [3],
         "repetition_penalty": [0, -1, HUGE],
+        "repeat_penalty": [0, "1.1", HUGE],
+        "n_predict": [-1, 1.5, True, HUGE],
         "n": [0, 9, -1, 1.5, "1", True, HUGE],
         "max_tokens": [-1, "16", 1.5, HUGE, True],
         "min_tokens": [-1, HUGE],
@@ -114,6 +116,15 @@ NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"use_beam_search": True}, "use_beam_search"),
     (TEXT, {"prompt_logprobs": 1}, "prompt_logprobs"),
     (TEXT, {"truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+    (TEXT, {"max_tokens": 2, "n_predict": 2}, "n_predict"),
+    (CHAT, {"repetition_penalty": 1.1, "repeat_penalty": 1.1}, "repeat_penalty"),
+    (CHAT, {"repeat_last_n": 64}, "repeat_last_n"),
+    (CHAT, {"typ_p": 0.5}, "typ_p"),
+    (CHAT, {"typical": 0.5}, "typical"),
+    (TEXT, {"samplers": ["top_k", "temperature"]}, "samplers"),
+    (TEXT, {"sampler_order": [6, 0, 1]}, "sampler_order"),
+    (TEXT, {"n_probs": 3}, "n_probs"),
+    (TEXT, {"logprobs_mode": "processed_logprobs"}, "logprobs_mode"),
 ]
 
 

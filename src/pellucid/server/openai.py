@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -72,14 +73,31 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
     "typical_p": (1, 1.0),
+    "typical": (1, 1.0),
+    "typ_p": (1, 1.0),
     "top_n_sigma": (-1, -1.0, 0, 0.0),
     "xtc_probability": (0, 0.0),
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),
     "mirostat": (0,),
     "mirostat_mode": (0,),
+    "repeat_last_n": (-1,),
+    "samplers": (),
+    "sampler_order": ([],),
+    "n_probs": (0,),
+    "logprobs_mode": ("raw_logprobs",),
 }
 """Fields of OpenAI, vLLM and llama.cpp that change the answer and are not served → the values that change nothing."""
+_INSTEAD = {
+    "repeat_last_n": "penalties count the whole prompt and answer; leave it out, or send -1, which means that",
+    "samplers": "the order of the stages is fixed; leave it out",
+    "sampler_order": "the order of the stages is fixed; leave it out",
+    "n_probs": "send logprobs, and in a chat top_logprobs",
+    "logprobs_mode": "log-probabilities are the model's own; leave it out, or send raw_logprobs",
+}
+"""What to do about a field that is not served, where there is more to say than to leave it out."""
+_SPELLINGS = {"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"}
+"""Field → llama.cpp's name for it. Its repeat_penalty counts the last 64 tokens unless told; ours counts all."""
 
 
 def _optional_may_be_null(schema: dict[str, Any]) -> None:
@@ -111,6 +129,10 @@ class Schema(BaseModel):
         if len(fields) > MAX_FIELDS:
             raise PydanticCustomError("too_long", "an object with more than {most} fields", {"most": MAX_FIELDS})
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def _either(name: str) -> AliasChoices:
+    return AliasChoices(name, _SPELLINGS[name])
 
 
 def refuse(param: str, message: str) -> PydanticCustomError:
@@ -335,7 +357,7 @@ class Request(Schema):
     @classmethod
     def refusal(cls, name: str) -> str:
         """Say why a field that would change the answer is refused."""
-        return f"{name} is not served by this version of Pellucid; leave it out"
+        return f"{name} is not served by this version of Pellucid; {_INSTEAD.get(name, 'leave it out')}"
 
     def warnings(self) -> list[str]:
         """Name the fields that had no meaning here; at most MAX_WARNINGS of them, and how many more."""
@@ -424,7 +446,7 @@ class GenerationRequest(Request):
     min_p: float = Field(default=0.0, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, validation_alias=_either("repetition_penalty"))
     logit_bias: Biases = Field(default_factory=dict[int, float])
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     n: int = Field(default=1, ge=1, le=MAX_N)
@@ -433,7 +455,7 @@ class GenerationRequest(Request):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, lt=1 << 31)
-    max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
+    max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31, validation_alias=_either("max_tokens"))
     skip_special_tokens: bool = True
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -449,6 +471,16 @@ class GenerationRequest(Request):
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     user: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            fields = cast(dict[str, Any], data)
+            for name, other in _SPELLINGS.items():
+                if fields.get(name) is not None and fields.get(other) is not None:
+                    raise refuse(other, f"{other} is another name for {name}; send one of them")
+        return cast(Any, data)
 
     def _unknown(self) -> Iterator[str]:
         yield from super()._unknown()
@@ -617,7 +649,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
     """Always a list here: each item is a text or its token ids."""
-    max_tokens: int | None = Field(default=16, ge=0, lt=1 << 31)
+    max_tokens: int | None = Field(default=16, ge=0, lt=1 << 31, validation_alias=_either("max_tokens"))
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool = False
     add_special_tokens: bool = True
