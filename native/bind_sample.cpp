@@ -4,6 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -26,13 +28,17 @@ pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_
                                  float repetition, float presence, float frequency, uint64_t seed,
                                  uint32_t choice, int32_t logprobs, int64_t held_until,
                                  std::vector<int32_t> held_ids, const std::vector<int32_t>& bias_ids,
-                                 const std::vector<float>& bias_values, bool penalized,
-                                 const std::vector<int32_t>& prompt) {
+                                 const std::vector<float>& bias_values, std::vector<int32_t> only_ids,
+                                 bool penalized, const std::vector<int32_t>& prompt) {
   check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
+  check(only_ids.empty() || (only_ids[0] >= 0 &&
+                             std::is_sorted(only_ids.begin(), only_ids.end(), std::less_equal<int32_t>())),
+        "only_ids are not ascending, each once");
   check(logprobs <= pellucid::kMaxLogprobs, "more logprobs than kMaxLogprobs");
-  pellucid::SampleState s{temperature, top_k, top_p,     min_x,    repetition, presence,
-                          frequency,   seed,  choice,    logprobs, held_until, std::move(held_ids),
-                          {},          {},    penalized, {}};
+  pellucid::SampleState s{
+      temperature, top_k,     top_p,    min_x,      repetition,          presence, frequency,
+      seed,        choice,    logprobs, held_until, std::move(held_ids), {},       std::move(only_ids),
+      {},          penalized, {}};
   for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
   for (const int32_t id : prompt) s.seen.emplace(id, 0);
   return s;
@@ -59,6 +65,8 @@ void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<
     check(tops || states[i]->logprobs < 0, "logprobs are asked for and have no place");
     check(states[i]->allowed.empty() || states[i]->allowed.size() * 32 >= logits.shape(1),
           "the mask of a row is too short");
+    check(states[i]->only.empty() || static_cast<size_t>(states[i]->only.back()) < logits.shape(1),
+          "an allowed token is not in the vocabulary");
   }
   const pellucid::SampleOut out{tokens.data(), status.data(), logprobs.data(),
                                 tops ? top_ids->data() : nullptr, tops ? top_logprobs->data() : nullptr};
@@ -94,7 +102,8 @@ void bind_sample(nb::module_& m) {
   nb::class_<pellucid::SampleState>(m, "SampleState")
       .def_static("make", &make_state, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_x"_a,
                   "repetition"_a, "presence"_a, "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a,
-                  "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a, "penalized"_a, "prompt"_a)
+                  "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a,
+                  "prompt"_a)
       .def("push", &pellucid::SampleState::push, "token"_a)
       .def("allow", &allow, "bits"_a)
       .def_ro("logprobs", &pellucid::SampleState::logprobs);

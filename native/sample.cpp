@@ -234,10 +234,11 @@ int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t b
   return keys.empty() ? 0 : id_of(keys.back());
 }
 
-// The row after penalties, bias, min_tokens and grammar: the row itself if nothing changes it.
+// The row after penalties, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes
+// it.
 const float* edit(const float* v, int64_t n, const SampleState& s, int64_t position, Scratch& scratch) {
   const bool held = position < s.held_until && !s.held_ids.empty();
-  if (!s.penalized && s.bias.empty() && !held && s.allowed.empty()) return v;
+  if (!s.penalized && s.bias.empty() && s.only.empty() && !held && s.allowed.empty()) return v;
   scratch.row.assign(v, v + n);
   float* row = scratch.row.data();
   if (s.penalized)
@@ -248,6 +249,14 @@ const float* edit(const float* v, int64_t n, const SampleState& s, int64_t posit
       row[id] = times > 0 ? value - s.presence : value;
     }
   for (const auto& [id, value] : s.bias) row[id] += value;
+  if (!s.only.empty()) {
+    float* from = row;
+    for (const int32_t id : s.only) {
+      std::fill(from, row + id, -kInf);
+      from = row + id + 1;
+    }
+    std::fill(from, row + n, -kInf);
+  }
   if (held)
     for (const int32_t id : s.held_ids) row[id] = -kInf;
   if (!s.allowed.empty())

@@ -31,6 +31,7 @@ struct SampleState {
   int64_t held_until = 0;  // position before which held_ids may not be drawn
   std::vector<int32_t> held_ids;
   std::vector<std::pair<int32_t, float>> bias;
+  std::vector<int32_t> only;      // ids, ascending, that may be drawn; empty: all
   std::vector<uint32_t> allowed;  // a bit a token, the lowest first: what may be drawn; empty: all
   bool penalized = false;
   std::unordered_map<int32_t, int32_t> seen;  // id -> times in the answer; 0: in the prompt only

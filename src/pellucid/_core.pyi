@@ -112,6 +112,7 @@ class SampleState:
         held_ids: Sequence[int],
         bias_ids: Sequence[int],
         bias_values: Sequence[float],
+        only_ids: Sequence[int],
         penalized: bool,
         prompt: Sequence[int],
     ) -> SampleState: ...

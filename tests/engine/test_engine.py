@@ -25,7 +25,7 @@ def some_params(rng: random.Random) -> SamplingParams:
     if kind == 0:
         return SamplingParams(temperature=0, **common)
     if kind == 1:
-        return SamplingParams(top_k=5, top_p=0.9, **common)
+        return SamplingParams(top_k=5, top_p=0.9, allowed_token_ids=range(0, SAFE, 2), **common)
     if kind == 2:
         return SamplingParams(temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, **common)
     return SamplingParams(min_p=0.05, logprobs=3, min_tokens=rng.randint(0, 1), **common)

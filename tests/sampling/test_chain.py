@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,8 @@ def random_case(rng):
         logit_bias={int(i): float(rng.normal(0, 20)) for i in rng.integers(0, vocab, 3)} if pick() < 0.3 else {},
         min_tokens=int(rng.integers(0, 6)) if pick() < 0.3 else 0,
     )
+    if pick() < 0.2:
+        params = replace(params, allowed_token_ids=rng.integers(0, vocab, rng.integers(1, 9)).tolist())
     prompt = [int(i) for i in rng.integers(0, vocab, rng.integers(1, 20))]
     output = [int(i) for i in rng.integers(0, vocab, rng.integers(0, 20))]
     ends = {int(i) for i in rng.integers(0, vocab, 2)} if pick() < 0.5 else set()
@@ -162,6 +166,8 @@ def test_each_cut_keeps_what_it_says():
     assert possible(min_p=0.4) == {0, 1, 2}
     assert possible(top_k=3, top_p=0.5) == {0, 1}  # 0.4 + 0.3 of 0.9
     assert possible(logit_bias={0: -100}) == {1, 2, 3, 4}
+    assert possible(allowed_token_ids=[4, 2, 4], logit_bias={0: 100}) == {2, 4}
+    assert possible(allowed_token_ids=[0, 4]) == {0, 4}
 
 
 def test_min_tokens_holds_the_end_back_even_against_a_bias():

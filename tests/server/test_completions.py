@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving import Live
-from toymodel import BOT
+from toymodel import BOT, EOS
 
 PATH = "/v1/completions"
 
@@ -112,3 +112,12 @@ def test_usage_counts_each_prompt_once(live: Live) -> None:
         "total_tokens": 11,
         "prompt_tokens_details": None,
     }
+
+
+def test_only_the_allowed_tokens(live: Live) -> None:
+    answer = live.post(PATH, ask("a>", allowed_token_ids=[99, 100, 98], temperature=50, max_tokens=14, seed=2)).json()
+    assert set(answer["choices"][0]["text"]) == {"b", "c", "d"} and not answer.get("warnings")
+    held = live.post(PATH, ask("a>", allowed_token_ids=[98], response_format={"type": "json_object"}))
+    assert held.status_code == 400 and held.json()["error"]["param"] == "allowed_token_ids"
+    ends = live.post(PATH, ask("a>", allowed_token_ids=[EOS], min_tokens=1))
+    assert ends.status_code == 400 and ends.json()["error"]["param"] == "allowed_token_ids"

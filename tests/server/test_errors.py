@@ -49,6 +49,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
         "stop": [1, [1], [""], "", ["x"] * 17, "x" * 257, "é" * 129, [["x"]], {}],
         "stop_token_ids": [1, ["1"], [-1], [HUGE], [1] * 65],
         "logit_bias": [[], {"x": 1}, {"1": "1"}, {"1": 101}, {"1": True}, {"-1": 1}, {str(i): 0 for i in range(1025)}],
+        "allowed_token_ids": [[], 1, ["1"], [-1], [260], [HUGE]],
         "stream": ["true", 1],
         "stream_options": [True, []],
         "model": [1, "x" * 513],

@@ -161,10 +161,20 @@ class Engine:
                 f"the KV cache has {self.pool.page_count} pages of {self.pool.page_size} tokens and this request needs "
                 f"{pages}; shorten it, or start with more kv_pages"
             )
-        for name, ids in (("logit_bias", seq.params.logit_bias), ("stop_token_ids", seq.params.stop_token_ids)):
+        allowed = seq.params.allowed_token_ids or ()
+        for name, ids in (
+            ("logit_bias", seq.params.logit_bias),
+            ("allowed_token_ids", allowed),
+            ("stop_token_ids", seq.params.stop_token_ids),
+        ):
             for id in ids:
                 if id >= vocab:
                     raise RequestError(f"{name} has token id {id}, which is outside 0..{vocab - 1}", param=name)
+        if seq.params.min_tokens and allowed and seq.end_ids.issuperset(allowed):
+            raise RequestError(
+                "allowed_token_ids are all ends of an answer, which min_tokens keeps from being drawn; allow another",
+                param="allowed_token_ids",
+            )
 
     def add(self, seq: Sequence) -> None:
         """Let `seq` wait for its turn. Raises as `check`, and CapacityError if the queue is full."""

@@ -6,7 +6,7 @@ Law: the stages are those of sampling.chain, on the very logits; the token at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,7 +109,7 @@ def funnel(
     trace = drawn(params)
     raw = _probabilities(logits)
     order = chain.order(logits)
-    rows = dict(_edits(logits, params, tokens, prompt_len, ends, allowed))
+    rows = dict(chain.edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=ends, allowed=allowed))
     edited = list(rows.values())[-1]
     # The distribution that the cuts read: a leading part of it stays after each.
     x = edited if params.greedy else chain.temper(edited, params)
@@ -159,7 +159,9 @@ def processed(
     allowed: NDArray[np.uint32] | None = None,
 ) -> F32:
     """Logits as Hugging Face's `scores`: after every stage before the draw; -inf for tokens that were cut."""
-    *_, (_, edited) = _edits(logits, params, tokens, prompt_len, tuple(end_ids), allowed)
+    *_, (_, edited) = chain.edits(
+        logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=end_ids, allowed=allowed
+    )
     if params.greedy:
         return edited
     x = chain.temper(edited, params)
@@ -172,24 +174,6 @@ def processed(
     return out
 
 
-def _edits(
-    logits: F32,
-    params: SamplingParams,
-    tokens: Sequence[int],
-    prompt_len: int,
-    ends: tuple[int, ...],
-    allowed: NDArray[np.uint32] | None,
-) -> Iterator[tuple[str, F32]]:
-    """The stages that edit logits, each with what it leaves."""
-    row = chain.penalize(logits, params, tokens[:prompt_len], tokens[prompt_len:])
-    yield "penalties", row
-    row = chain.bias(row, params)
-    yield "logit_bias", row
-    row = chain.hold(row, params, len(tokens) - prompt_len, ends)
-    yield "min_tokens", row
-    yield "grammar", chain.allow(row, allowed)
-
-
 def _probabilities(logits: F32) -> NDArray[np.float64]:
     x = np.exp(logits.astype(np.float64) - float(logits.max()))
     return x / x.sum()
@@ -197,7 +181,7 @@ def _probabilities(logits: F32) -> NDArray[np.float64]:
 
 def _shown(record: chain.StageRecord, top: int, row: F32) -> list[tuple[int, float]]:
     """The likeliest after a stage, as probabilities, also where the chain tells logits."""
-    if record.name not in ("penalties", "logit_bias", "min_tokens", "grammar"):
+    if record.name not in chain.EDITS:
         return record.top[:top]
     now = _probabilities(row)
     return [(i, float(now[i])) for i, _ in record.top[:top]]
@@ -224,6 +208,8 @@ def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingP
         cases.append(("no penalties", plain))
     if params.logit_bias:
         cases.append(("no bias", replace(params, logit_bias={})))
+    if params.allowed_token_ids is not None:
+        cases.append(("all tokens allowed", replace(params, allowed_token_ids=None)))
     if params.grammar is not None:
         cases.append(("no grammar", replace(params, grammar=None)))
     return [(name, drawn(case).token) for name, case in cases if case != params]

@@ -1,9 +1,9 @@
 """The chain of sampling stages, each defined in NumPy. native/sample.cpp does the same, fused; a test holds them equal.
 
-Law: the order is penalties, logit_bias, min_tokens, grammar, temperature, top_k, top_p, min_p, draw.
+Law: the order is penalties, logit_bias, allowed_token_ids, min_tokens, grammar, temperature, top_k, top_p, min_p, draw.
 - What edits logits comes before what cuts, so that a banned or favoured token is weighed as such; a bias comes after
-  the penalties, so that it means the same number whatever was said before; min_tokens and the
-  grammar come after it, so that no bias lifts their masks.
+  the penalties, so that it means the same number whatever was said before; what masks (allowed_token_ids, min_tokens,
+  grammar) comes after it, so that no bias lifts a mask.
 - Temperature comes before the cuts, as in vLLM and Hugging Face (llama.cpp's default has it last): top_p and min_p
   then speak of the distribution that is drawn from.
 - Every cut keeps a leading part of the candidates sorted by (logit descending, id ascending). top_p reads the mass
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,9 @@ from pellucid.sampling.philox import Stage, bits53
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 
-STAGES = ("penalties", "logit_bias", "min_tokens", "grammar", "temperature", "top_k", "top_p", "min_p", "draw")
+EDITS = ("penalties", "logit_bias", "allowed_token_ids", "min_tokens", "grammar")
+"""The stages that edit logits; `edits` runs them."""
+STAGES = (*EDITS, "temperature", "top_k", "top_p", "min_p", "draw")
 WEIGHT_BITS = 44
 """A weight of 1 is 2**44: 2**18 tokens still sum below 2**63; each loses less than 2**-44 of the best token."""
 WEIGHT_FROM = -32.0
@@ -123,6 +125,16 @@ def bias(logits: F32, params: SamplingParams) -> F32:
     return logits
 
 
+def only(logits: F32, params: SamplingParams) -> F32:
+    """Stage allowed_token_ids."""
+    if params.allowed_token_ids is None:
+        return logits
+    ids = np.array(params.allowed_token_ids, np.int64)
+    kept = np.full_like(logits, -np.inf)
+    kept[ids] = logits[ids]
+    return kept
+
+
 def hold(logits: F32, params: SamplingParams, output_len: int, end_ids: Iterable[int]) -> F32:
     """Stage min_tokens: no id that would end the answer while it is shorter than min_tokens."""
     ends = sorted(end_ids)
@@ -139,6 +151,31 @@ def allow(logits: F32, allowed: NDArray[np.uint32] | None) -> F32:
         return logits
     bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(logits)]
     return np.where(bits, logits, np.float32(-np.inf))
+
+
+def edits(
+    logits: F32,
+    params: SamplingParams,
+    *,
+    tokens: Sequence[int],
+    prompt_len: int,
+    end_ids: Iterable[int],
+    allowed: NDArray[np.uint32] | None,
+) -> Iterator[tuple[str, F32]]:
+    """Run the stages EDITS on one row of logits (vocab,): each one's name, and the row after it.
+
+    A stage that is off gives the very row that it got. Arguments are those of `trace`.
+    """
+    output = tokens[prompt_len:]
+    row = penalize(logits, params, tokens[:prompt_len], output)
+    yield "penalties", row
+    row = bias(row, params)
+    yield "logit_bias", row
+    row = only(row, params)
+    yield "allowed_token_ids", row
+    row = hold(row, params, len(output), end_ids)
+    yield "min_tokens", row
+    yield "grammar", allow(row, allowed)
 
 
 def temper(logits: F32, params: SamplingParams) -> F32:
@@ -208,16 +245,11 @@ def trace(
     best(logits)
     records: list[StageRecord] = []
 
-    def edited(name: str, before: F32, after: F32) -> F32:
+    row = logits
+    for name, after in edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=end_ids, allowed=allowed):
         top = [(int(i), float(after[i])) for i in order(after)[:10]]
-        records.append(StageRecord(name, after is not before, int((after > -np.inf).sum()), top))
-        return after
-
-    output = tokens[prompt_len:]
-    row = edited("penalties", logits, penalize(logits, params, tokens[:prompt_len], output))
-    row = edited("logit_bias", row, bias(row, params))
-    row = edited("min_tokens", row, hold(row, params, len(output), end_ids))
-    row = edited("grammar", row, allow(row, allowed))
+        records.append(StageRecord(name, after is not row, int((after > -np.inf).sum()), top))
+        row = after
     best(row)
     if params.greedy:
         token = int(row.argmax())

@@ -21,6 +21,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
+MAX_ALLOWED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class SamplingParams:
     """Taken from the logit of each token of the answer, once for each time it came."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: cast(dict[int, float], {}))
     """Added to logits, by token id."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these may be drawn; kept ascending, each once. None: all."""
     seed: int | None = None
     """Seed of the request; None: the engine's, or one drawn and recorded."""
     n: int = 1
@@ -92,12 +95,17 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name}={getattr(self, name)!r} is not True or False", param=name)
+        if self.grammar is not None and self.allowed_token_ids is not None:
+            raise RequestError(
+                "allowed_token_ids cannot be used with a grammar, which says what may come", param="allowed_token_ids"
+            )
         if self.grammar is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise RequestError(f"{name} cannot be used with a grammar, which says where an answer ends", param=name)
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
+        object.__setattr__(self, "allowed_token_ids", allowed_ids(self.allowed_token_ids))
 
     @property
     def greedy(self) -> bool:
@@ -159,6 +167,19 @@ def stop_ids(value: Any) -> tuple[int, ...]:
     for id in ids:
         whole("stop_token_ids", id, 0, 1 << 31)
     return ids
+
+
+def allowed_ids(value: Any) -> tuple[int, ...] | None:
+    """Return the ids ascending, each once; None is all. An empty list would keep no token and is refused."""
+    if value is None:
+        return None
+    name = "allowed_token_ids"
+    ids = _items(name, value, "a list of token ids")
+    if not 0 < len(ids) <= MAX_ALLOWED:
+        raise RequestError(f"{name} has {len(ids)} ids; give 1 to {MAX_ALLOWED}, or leave it out", param=name)
+    for id in ids:
+        whole(name, id, 0, 1 << 31)
+    return tuple(sorted(set(ids)))
 
 
 def biases(value: Any) -> Mapping[int, float]:

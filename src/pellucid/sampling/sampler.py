@@ -73,6 +73,7 @@ class Sampler:
             held_ids=[id for id in end_ids if id < self.vocab_size] if params.min_tokens else [],
             bias_ids=list(params.logit_bias),
             bias_values=list(params.logit_bias.values()),
+            only_ids=params.allowed_token_ids or [],
             penalized=penalized,
             prompt=prompt if penalized else [],
         )

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import MAX_CHOICES, Grammar
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.params import MAX_ALLOWED, SamplingParams
 
 MAX_PROMPTS = 32
 MAX_MESSAGES = 4096
@@ -68,7 +68,6 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "documents": ([],),
     "cache_salt": (),
-    "allowed_token_ids": (),
     "bad_words": ([],),
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
@@ -448,6 +447,7 @@ class GenerationRequest(Request):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, validation_alias=_either("repetition_penalty"))
     logit_bias: Biases = Field(default_factory=dict[int, float])
+    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, max_length=MAX_ALLOWED)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     n: int = Field(default=1, ge=1, le=MAX_N)
     stop: Stops = ()
@@ -518,6 +518,7 @@ class GenerationRequest(Request):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             seed=self.seed,
             n=self.n,
             stop=self.stop,
