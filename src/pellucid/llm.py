@@ -72,6 +72,7 @@ class LLM:
         kv: format of the KV cache, "f16" or "q8_0".
         kv_pages: pages of 16 tokens in the KV cache; None: four sequences of `ctx` tokens, as far as memory allows.
         max_seqs: sequences that run together.
+        max_queue: sequences that may wait; more are refused.
         token_budget: rows of one step, over all sequences.
         max_itl_ms: milliseconds between two tokens of an answer; steps have only the rows that fit. None: no bound.
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
@@ -104,6 +105,7 @@ class LLM:
         kv: str = "f16",
         kv_pages: int | None = None,
         max_seqs: int = 64,
+        max_queue: int = 256,
         token_budget: int = 512,
         max_itl_ms: int | None = None,
         prefix_cache: bool = True,
@@ -124,6 +126,7 @@ class LLM:
             kv=kv,
             kv_pages=kv_pages,
             max_seqs=max_seqs,
+            max_queue=max_queue,
             token_budget=token_budget,
             max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,

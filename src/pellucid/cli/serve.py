@@ -92,6 +92,9 @@ def serve(
             "--max-seqs", "--max-num-seqs", envvar="PELLUCID_MAX_SEQS", help="Answers that run together", min=1
         ),
     ] = 64,
+    max_queue: Annotated[
+        int, typer.Option(envvar="PELLUCID_MAX_QUEUE", help="Answers that may wait; more are refused with 429", min=0)
+    ] = 256,
     token_budget: Annotated[
         int,
         typer.Option(
@@ -153,6 +156,7 @@ def serve(
             kv=kv,
             kv_pages=kv_pages,
             max_seqs=max_seqs,
+            max_queue=max_queue,
             token_budget=token_budget,
             max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,
