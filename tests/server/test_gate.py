@@ -26,7 +26,8 @@ def test_every_route_but_the_probes_needs_the_key(keyed: Live) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics", "/version"} <= set(paths)
     wrong = [{}, {"authorization": ""}, {"authorization": f"Bearer {KEY}x"}, {"authorization": f"Bearer {KEY[:-1]}"}]
     wrong += [{"authorization": KEY}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer"}]
-    for path, methods in {**paths, "/openapi.json": {"get": {}}, "/nowhere": {"get": {}}, "/": {"get": {}}}.items():
+    beside = {path: {"get": {}} for path in ("/openapi.json", "/nowhere", "/index.html")}
+    for path, methods in {**paths, **beside}.items():
         for method in methods:
             for headers in wrong:
                 headers = {"authorization": "none"} | headers

@@ -25,65 +25,37 @@ def rope(
     Reads the model's header only.
     """
     from pellucid.checkpoint.open import open_checkpoint
-    from pellucid.errors import RequestError
-    from pellucid.graph.reference import rope_angles
     from pellucid.models.pull import resolve
+    from pellucid.probes.rotation import DISTANCES, rotation
 
     with open_checkpoint(resolve(model)) as checkpoint:
         spec = checkpoint.spec
-    if layer >= spec.n_layers:
-        raise RequestError(f"layer {layer} is not there; this model has 0 to {spec.n_layers - 1}")
-    found = spec.layers[layer].rope
-    if found is None:
-        raise RequestError(f"layer {layer} of this model does not rotate its queries and keys")
-    context = ctx or min(spec.context, 4096)
-    settled = found.at(context)
-    away = np.array(distance or [1, 4, 16, 64, 256, 1024, 4096])
-    cos, sin = rope_angles(settled, np.array([0, 1]))
-    step = np.arctan2(sin[1], cos[1]).astype(np.float64)
-    # A frequency above half a turn a token shows as its remainder; the formula has it whole.
-    exact = settled.base ** (-2.0 * np.arange(settled.dims // 2) / settled.dims)
-    exact = exact / np.asarray(settled.factors or 1.0) / settled.linear
-    step = np.where(exact > math.pi, exact, np.where(np.abs(step) > 1e-6, step, exact))
-    wavelengths = 2 * math.pi / step
-    # How alike a vector of ones and itself are, seen from so far: the mean of the cosines.
-    alike = np.cos(away[:, None] * step[None]).mean(axis=1)
+    found = rotation(spec, layer, ctx or min(spec.context, 4096), distance or DISTANCES)
     if as_json:
-        look.print_json(
-            {
-                "layer": layer,
-                "base": settled.base,
-                "dims": settled.dims,
-                "window": spec.layers[layer].window,
-                "trained_context": spec.context,
-                "frequencies": step,
-                "wavelengths": wavelengths,
-                "distances": away,
-                "angles": away[:, None] * step[None],
-                "mean_cosine": alike,
-            }
-        )
+        from pellucid.probes.wire import plain
+
+        look.print_json(plain(found))
         return
-    scaling = f", linear scaling by {settled.linear:g}" if settled.linear != 1 else ""
-    scaling += ", scaled frequencies" if settled.factors else ""
-    window = spec.layers[layer].window
+    away, wavelengths = found.distances, found.wavelengths
+    scaling = f", linear scaling by {found.linear:g}" if found.linear != 1 else ""
+    scaling += ", scaled frequencies" if found.scaled else ""
     print(
-        f"layer {layer}: base {settled.base:g}, {settled.dims} of {spec.d_head} values of a head rotate"
+        f"layer {layer}: base {found.base:g}, {found.dims} of {spec.d_head} values of a head rotate"
         + scaling
-        + (f", window {window}" if window else "")
+        + (f", window {found.window}" if found.window else "")
         + f"; made for {spec.context:,} tokens"
     )
     print()
-    shown = np.unique(np.linspace(0, len(step) - 1, min(len(step), 12)).astype(int))
+    shown = np.unique(np.linspace(0, len(wavelengths) - 1, min(len(wavelengths), 12)).astype(int))
     rows: list[tuple[str, ...]] = []
     for pair in shown:
-        turns = [f"{math.degrees(d * step[pair]) % 360:.0f}°" for d in away]
+        turns = [f"{math.degrees(angle) % 360:.0f}°" for angle in found.angles[:, pair]]
         rows.append((str(pair), f"{wavelengths[pair]:,.1f}", *turns))
     header = ("pair", "tokens a turn", *(f"at {d:,}" for d in away))
     layout.table(header, rows, right=range(len(header)))
     print()
     print("how alike two equal vectors look from afar (mean cosine over all pairs):")
-    for d, value in zip(away, alike, strict=True):
+    for d, value in zip(away, found.mean_cosine, strict=True):
         print(f"  {d:>7,} {value:>+6.2f}  {draw.bar(float(value), 1.0, 40)}".rstrip())
     slow = int((wavelengths > spec.context).sum())
-    print(f"{slow} of {len(step)} pairs turn less than once in the whole context")
+    print(f"{slow} of {len(wavelengths)} pairs turn less than once in the whole context")

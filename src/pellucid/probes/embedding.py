@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid import _core
 from pellucid.devices.cpu import CpuDevice
 from pellucid.errors import RequestError
 
@@ -33,12 +34,21 @@ class Neighbours:
     """For each the nearest (id, cosine), itself left out."""
 
 
-def neighbours(llm: LLM, ids: Sequence[int], top: int) -> Neighbours:
-    """Look some tokens up, and find the nearest by cosine among all that the tokenizer knows."""
+def vectors_of(llm: LLM, ids: Sequence[int]) -> F32:
+    """Embeddings (tokens, d_model) of some tokens."""
+    table = _table(llm)
+    return np.stack([table.row(i) for i in ids])
+
+
+def _table(llm: LLM) -> _core.Matrix:
     if not isinstance(llm.device, CpuDevice):
         raise RequestError(f"{llm.name} runs on a device whose weights cannot be looked at")
-    table = llm.device.matrices["embed.W_E"]
-    vectors = np.stack([table.row(i) for i in ids])
+    return llm.device.matrices["embed.W_E"]
+
+
+def neighbours(llm: LLM, ids: Sequence[int], top: int) -> Neighbours:
+    """Look some tokens up, and find the nearest by cosine among all that the tokenizer knows."""
+    table, vectors = _table(llm), vectors_of(llm, ids)
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
     best_ids, best = np.empty((len(ids), 0), np.int64), np.empty((len(ids), 0), np.float32)
     size = min(table.rows, llm.tokenizer.vocab_size)

@@ -21,7 +21,7 @@ from pellucid import __version__
 from pellucid.server.auth import Gate, Key
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.limits import Limits
-from pellucid.server.routes import chat, completions, messages, models, probes, responses, tokens
+from pellucid.server.routes import chat, completions, messages, models, page, probes, responses, tokens
 from pellucid.server.service import Service
 
 if TYPE_CHECKING:
@@ -73,12 +73,13 @@ def create_app(
     app.add_middleware(Gate, key=key, hosts=allowed_hosts, header_bytes=service.limits.header_bytes)
     app.add_middleware(Head)
     app.add_middleware(RequestId)
-    for module in (chat, completions, responses, messages, models, tokens, probes):
+    for module in (chat, completions, responses, messages, models, tokens, probes, page):
         app.include_router(module.router)
     if inspect:
-        from pellucid.server.routes import engine
+        from pellucid.server.routes import anatomy, engine
         from pellucid.server.routes import inspect as looking
 
+        app.include_router(anatomy.router)
         app.include_router(engine.router)
         app.state.traces = looking.Traces()
         app.include_router(looking.router)

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pellucid.errors import ConfigError
 from pellucid.server.errors import HTTPError, error_response
+from pellucid.server.routes import page
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", *page.FILES})
 
 
 def is_loopback(host: str) -> bool:

@@ -22,7 +22,9 @@ from starlette.responses import JSONResponse, Response
 
 from pellucid.errors import CapacityError, RequestError
 from pellucid.probes.attention import METRICS, rows_of
+from pellucid.probes.embedding import Neighbours, neighbours, principal, vectors_of
 from pellucid.probes.export import safetensors
+from pellucid.probes.inspect import piece_of
 from pellucid.probes.replay import budget_bytes
 from pellucid.probes.trace import Trace
 from pellucid.probes.wire import plain
@@ -40,6 +42,8 @@ MOST_TRACES = 8
 MOST_WAITING = 8
 MOST_BUDGET = MOST_HELD = 1 << 30
 """Bytes that one look may take, and that all traces together keep."""
+MOST_POINTS = 512
+"""Tokens on either side of a place whose vectors are mapped."""
 TILE = 256
 """Cells of a side of a tile of an attention map."""
 Place = Annotated[int, Query(ge=-(1 << 24), le=1 << 24)]
@@ -186,20 +190,74 @@ async def tokens(id: str, request: Request) -> Response:
 
 
 @router.get("/inspect/requests/{id}/logits")
-async def logits(id: str, request: Request, pos: Place = -1, top: Small = 20) -> Response:
-    """Say why the token at `pos` was chosen: the sampling funnel, and who wrote its logit."""
+async def logits(
+    id: str,
+    request: Request,
+    pos: Place = -1,
+    top: Small = 20,
+    temperature: Annotated[float | None, Query()] = None,
+    top_k: Annotated[int | None, Query()] = None,
+    top_p: Annotated[float | None, Query()] = None,
+    min_p: Annotated[float | None, Query()] = None,
+    seed: Annotated[int | None, Query()] = None,
+) -> Response:
+    """Say why the token at `pos` was chosen: the sampling funnel; or what other settings would have chosen there."""
+    service, traces = _of(request)
+    trace = traces.get(id)
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    params = replace(trace.params, **{name: value for name, value in given.items() if value is not None})
+    other = replace(trace, params=params, seed=trace.seed if seed is None else seed)
+    found = await traces.run(lambda: other.why(pos, top=min(top, 200)))
+    ids = {token for stage in (found.raw, *(stage.top for stage in found.stages)) for token, _ in stage}
+    ids |= {found.token, found.chosen, *(i.token for i in found.cdf), *(token for _, token in found.counterfactuals)}
+    return JSONResponse(plain({"funnel": found, "replays": found.replays, "texts": _texts(service, trace, ids)}))
+
+
+@router.get("/inspect/requests/{id}/attribution")
+async def attribution(id: str, request: Request, pos: Place = -1) -> Response:
+    """Say who wrote the logit of the token at `pos`: each part of the residual stream, through the last norm."""
     _, traces = _of(request)
     trace = traces.get(id)
-    found = await traces.run(lambda: (trace.why(pos, top=min(top, 200)), trace.attribution(pos)))
-    return JSONResponse(plain({"funnel": found[0], "replays": found[0].replays, "attribution": found[1]}))
+    return JSONResponse(plain(await traces.run(lambda: trace.attribution(pos))))
+
+
+@router.get("/inspect/requests/{id}/neurons")
+async def neurons(id: str, request: Request, pos: Place = -1, top: Small = 10) -> Response:
+    """Give the neurons that fired most where the token at `pos` was foreseen."""
+    _, traces = _of(request)
+    trace = traces.get(id)
+    return JSONResponse(plain(await traces.run(lambda: trace.top_neurons(pos, min(top, 100)))))
+
+
+@router.get("/inspect/requests/{id}/embed")
+async def embed(id: str, request: Request, pos: Place = -1, top: Small = 8) -> Response:
+    """Give the vocabulary's nearest vectors to the one of the token at `pos`, and a map (PCA) of all tokens."""
+    service, traces = _of(request)
+    trace = traces.get(id)
+    at = trace.at(pos)
+
+    def look() -> tuple[Neighbours, list[int], Any]:
+        kinds = list(dict.fromkeys(trace.ids[max(0, at - MOST_POINTS) : at + MOST_POINTS]))
+        places = principal(vectors_of(service.llm, kinds))
+        return neighbours(service.llm, [trace.ids[at]], min(top, 50)), kinds, places
+
+    found, kinds, places = await traces.run(look)
+    near = found.near[0]
+    texts = _texts(service, trace, {*kinds, *(token for token, _ in near)})
+    norm = float(np.linalg.norm(found.vectors[0]))
+    return JSONResponse(
+        plain({"pos": at, "norm": norm, "near": near, "kinds": kinds, "places": places, "texts": texts})
+    )
 
 
 @router.get("/inspect/requests/{id}/lens")
 async def lens(id: str, request: Request, pos: Place = -1, top: Small = 8) -> Response:
     """Give what each layer would say for the token at `pos`."""
-    _, traces = _of(request)
+    service, traces = _of(request)
     trace = traces.get(id)
-    return JSONResponse(plain(await traces.run(lambda: trace.logit_lens(pos=pos, top_k=min(top, 20)))))
+    found = await traces.run(lambda: trace.logit_lens(pos=pos, top_k=min(top, 20)))
+    ids = {token for layer in found.top for place in layer for token, _ in place} | set(found.targets)
+    return JSONResponse({**plain(found), "texts": _texts(service, trace, ids)})
 
 
 @router.get("/inspect/requests/{id}/attn/heads")
@@ -209,6 +267,17 @@ async def heads(id: str, request: Request) -> Response:
     trace = traces.get(id)
     found = await traces.run(trace.head_metrics)
     return JSONResponse(plain({"metrics": METRICS, "values": found.values, "kv_heads": found.kv_heads}))
+
+
+@router.get("/inspect/requests/{id}/attn/row")
+async def row(id: str, request: Request, layer: Small = 0, head: Small = 0, pos: Place = -1) -> Response:
+    """Give the weights of a head's query at `pos`, one for each token up to it, and the share of the head's sink."""
+    _, traces = _of(request)
+    trace = traces.get(id)
+    at = trace.at(pos)
+    weights = (await traces.run(lambda: trace.attention(layer, head, at)))[0, 0]
+    sink = max(0.0, 1.0 - float(weights.sum(dtype=np.float64)))
+    return JSONResponse(plain({"pos": at, "layer": layer, "head": head, "weights": weights, "sink": sink}))
 
 
 @router.get("/inspect/requests/{id}/attn/tile", response_class=Response)
@@ -261,9 +330,8 @@ async def influence(body: InfluenceRequest, request: Request) -> Response:
     _, traces = _of(request)
     trace = traces.get(body.id)
     found = await traces.run(lambda: trace.prompt_influence(body.pos, by=body.by))
-    texts = set(trace.pieces) != {b""}
     answer = plain(found)
-    if not texts:
+    if not any(trace.pieces):
         for span in answer["spans"]:
             span["text"] = ""
     return JSONResponse(answer)
@@ -286,6 +354,13 @@ async def compare(body: CompareRequest, request: Request) -> Response:
         raise RequestError("the two traces are of different tokens", param="other")
     found = await traces.run(lambda: one.compare(other))
     return JSONResponse(plain({"kl": found.kl, "flips": found.flips, "first_divergence": found.first_divergence}))
+
+
+def _texts(service: Service, trace: Trace, ids: set[int]) -> dict[int, str]:
+    """What tokens spell; nothing where the trace tells no texts."""
+    if not any(trace.pieces):
+        return {}
+    return {token: piece_of(service.llm, token).decode("utf-8", "replace") for token in ids}
 
 
 def _of(request: Request) -> tuple[Service, Traces]:

@@ -1,0 +1,72 @@
+import { describe, expect, it } from "vitest";
+import { events } from "../src/lib/api";
+import { cividis, ink, puor, TABLE } from "../src/lib/colour";
+import { cursorOf, hashOf } from "../src/lib/cursor";
+import { bytes, percent, seconds, shown } from "../src/lib/text";
+import { level, orbit, withoutSink } from "../src/lib/weights";
+
+describe("cursor", () => {
+  it("comes back from its URL", () => {
+    const cursor = { view: "attention" as const, id: "trace-0a1b", pos: 7, layer: 3, head: 2, form: "orbit" as const };
+    expect(cursorOf(hashOf(cursor))).toEqual(cursor);
+  });
+  it("takes nothing that it does not know", () => {
+    const cursor = cursorOf("#/nowhere?id=<script>&pos=-3&layer=1e99&head=x&form=cube");
+    expect(cursor).toEqual({ view: "request", id: "", pos: 0, layer: 0, head: 0, form: "matrix" });
+  });
+});
+
+describe("weights", () => {
+  it("of an orbit add to one", () => {
+    const weights = [0.3, 0.05, 0.2, 0.25, 0.1];
+    const found = orbit(weights, 3, 0.1);
+    expect(found.parts.map((p) => p.pos)).toEqual([0, 2, 3]);
+    expect(found.restCount).toBe(2);
+    expect(found.parts.reduce((a, p) => a + p.weight, found.rest + found.sink)).toBeCloseTo(1, 12);
+  });
+  it("without the sink add to one, and keep their order", () => {
+    expect(withoutSink([0.5, 0.125, 0.375])).toEqual([0, 0.25, 0.75]);
+    expect(withoutSink([1])).toEqual([0]);
+  });
+  it("are zoomed until they fit", () => {
+    expect([level(256, 256), level(257, 256), level(8192, 560)]).toEqual([0, 1, 4]);
+  });
+});
+
+describe("colour", () => {
+  it("has its ends and its middle where they belong", () => {
+    expect(cividis(0)).toEqual([0, 34, 78]);
+    expect(cividis(7)).toEqual(cividis(1));
+    expect(puor(0)).toEqual([247, 247, 247]);
+    expect(cividis(NaN)).toEqual(cividis(0));
+    expect([...TABLE.slice(0, 4)]).toEqual([0, 34, 78, 255]);
+  });
+  it("is written on so that it can be read (4.5 : 1)", () => {
+    const light = (c: number[]) => c.map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4)).reduce((a, v, i) => a + v * [0.2126, 0.7152, 0.0722][i], 0);
+    for (let t = 0; t <= 1; t += 0.01) {
+      const l = light(cividis(t)), on = ink(cividis(t)) === "#000" ? 0 : 1;
+      expect((Math.max(l, on) + 0.05) / (Math.min(l, on) + 0.05)).toBeGreaterThanOrEqual(4.5);
+    }
+  });
+});
+
+describe("text", () => {
+  it("never says 0 % of what is not 0, nor 100 % of what is not 1", () => {
+    expect([percent(0), percent(1e-9), percent(0.99996), percent(1), percent(0.5)]).toEqual(["0.0 %", "< 0.1 %", "99.9+ %", "100 %", "50.0 %"]);
+  });
+  it("shows blanks", () => expect(shown(" a\n\u0000")).toBe("␣a⏎·"));
+  it("has units", () => expect([bytes(1536), bytes(5), seconds(0.25), seconds(2)]).toEqual(["1.5 KiB", "5 B", "250 ms", "2.00 s"]));
+});
+
+describe("events", () => {
+  it("are whole however the stream is cut", async () => {
+    const text = 'event: step\nid: 4\ndata: {"a":\ndata: 1}\n\n: a comment\n\ndata: ü [DONE]\n\n';
+    const bytes = new TextEncoder().encode(text);
+    for (const size of [1, 3, 7, 1000]) {
+      const body = new ReadableStream<Uint8Array>({ start(c) { for (let i = 0; i < bytes.length; i += size) c.enqueue(bytes.slice(i, i + size)); c.close(); } });
+      const found = [];
+      for await (const e of events(new Response(body))) found.push(e);
+      expect(found).toEqual([{ event: "step", id: "4", data: '{"a":\n1}' }, { event: "message", id: "", data: "ü [DONE]" }]);
+    }
+  });
+});
