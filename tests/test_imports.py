@@ -18,7 +18,7 @@ import pellucid
 ROOT = Path(pellucid.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-BASE = {"errors", "config", "_core"}
+BASE = {"errors", "config", "secret", "_core"}
 PROBES = {"probes.points", "probes.hub", "probes.frames"}
 MODEL = {*BASE, "formats", "graph", "models", "checkpoint"}
 SERVING = {*MODEL, "kv", "devices", "text", "sampling", "engine", "probes"}
@@ -28,6 +28,7 @@ TOP = {*API, "quantize", "bench", "server", "audit", "cli"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "secret": set(),
     "formats": BASE,
     "graph": {*BASE, "formats"},
     "models": {*BASE, "formats", "graph"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pellucid.server import auth
+from pellucid.server import keys
 from serving import Live, running
 from toymodel import toy_llm
 
@@ -135,7 +135,7 @@ def test_keys_are_compared_in_constant_time(keyed: Live, monkeypatch: pytest.Mon
         compared.append((a, b))
         return same(a, b)
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare, raising=True)
+    monkeypatch.setattr(keys.hmac, "compare_digest", compare, raising=True)
     for given in (KEY, "x", KEY[:-1] + "x"):
         keyed.http.get("/v1/models", headers={"authorization": f"Bearer {given}"})
     assert len(compared) >= 3

@@ -17,8 +17,10 @@ import pytest
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.choices import Piece
 from pellucid.server.private import BLOCK, SCORED, TICK
+from pellucid.server.records import Records
 from pellucid.server.shapes import CompletionShape
 from pellucid.server.stream import Answer
+from pellucid.server.waste import Wasted
 from serving import Live, running
 from toymodel import toy_llm
 
@@ -67,13 +69,33 @@ def seen(tokens: list[tuple[float, str]], *, private: bool, logprobs: int | None
     async def receive() -> Any:
         await asyncio.sleep(3600)
 
-    service = SimpleNamespace(private_stream=False, start=lambda g: None, close=lambda g: None)
+    service = SimpleNamespace(
+        private_stream=False, start=lambda g: None, close=lambda g: None, records=Records(), wasted=Wasted()
+    )
     params = SamplingParams(logprobs=logprobs)
-    generation: Any = SimpleNamespace(id="x", steps=steps, usage=dict, params=params, choices=[None])
+    usage = {
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+        "total_tokens": 0,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    seq = SimpleNamespace(id=1, first_token_at=None, finished_at=None)
+    choice = SimpleNamespace(seq=seq, generated=0, finish_reason="stop", stop_reason=None)
+    generation: Any = SimpleNamespace(
+        id="x",
+        steps=steps,
+        usage=lambda: usage,
+        params=params,
+        choices=[choice],
+        prompts=[],
+        reads=None,
+        shown=False,
+        began=0.0,
+    )
     shape: Any = CompletionShape("x", 0, "toy", [], tokenizer=None, top=None)  # type: ignore[arg-type]
     answer = Answer(service, generation, shape, stream=True, private=private)  # type: ignore[arg-type]
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(answer({"type": "http"}, receive, send))
+        runner.run(answer({"type": "http", "path": "/", "request_id": "x"}, receive, send))
     events = [e for e in body.decode().split("\n\n") if e.startswith("data: {")]
     text = "".join(httpx.Response(200, text=event[6:]).json()["choices"][0]["text"] for event in events)
     assert text == "".join(text for _, text in tokens) and body.decode().count("data: [DONE]\n\n") == 1

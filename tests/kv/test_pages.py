@@ -14,7 +14,7 @@ def fill(pool, tokens):
     """Do what a sequence does: match, take the rest, publish the full pages."""
     digests = []
     full = len(tokens) // pool.page_size
-    pool.digest_to(digests, tokens, full)
+    pool.digest_to(digests, tokens, full, pool.root())
     pages = pool.match(digests, tokens, full)
     hits = len(pages)
     pages += pool.take(pool.pages_for(len(tokens)) - hits)

@@ -101,7 +101,7 @@ def test_nothing_is_recorded_where_nobody_may_look() -> None:
         assert not llm.engine.hub.wants("step")
     with toy_llm() as llm:
         with running(llm, inspect=True):
-            assert llm.engine.hub.wants("step")
+            until(lambda: llm.engine.hub.wants("step"))
         assert not llm.engine.hub.wants("step")
 
 

@@ -103,6 +103,7 @@ BAD_FIELDS += [
     (TEXT, {"logprobs": True}, "logprobs"),
     (TEXT, {"max_tokens": 0}, "max_tokens"),
     (TEXT, {"echo": 1}, "echo"),
+    (CHAT, {"cache_salt": "x" * 257}, "cache_salt"),
 ]
 NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, "tools"),
@@ -110,7 +111,6 @@ NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),
     (CHAT, {"chat_template": "{{ 1 }}"}, "chat_template"),
-    (CHAT, {"cache_salt": "x"}, "cache_salt"),
     (CHAT, {"xtc_probability": 0.5}, "xtc_probability"),
     (TEXT, {"best_of": 2}, "best_of"),
     (TEXT, {"suffix": "x"}, "suffix"),
@@ -220,7 +220,7 @@ def test_unknown_model(live: Live) -> None:
 
 
 def test_unknown_places_and_methods(live: Live) -> None:
-    for path in ("/", "/v2", f"{CHAT}/", "//v1/models", "/docs", "/redoc", "/%00", "/" + "x" * 4000):
+    for path in ("/index.html", "/v2", f"{CHAT}/", "//v1/models", "/docs", "/redoc", "/%00", "/" + "x" * 4000):
         check(live.http.get(path), 404, "not_found")
     assert live.raw(b"GET /v1/../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").startswith(
         b"HTTP/1.1 404"

@@ -8,7 +8,8 @@ import psutil
 
 from pellucid.audit.findings import Report, Severity
 from pellucid.audit.target import Target, fields, listening
-from pellucid.server.auth import OPEN, is_loopback
+from pellucid.server.auth import is_loopback
+from pellucid.server.manifest import OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

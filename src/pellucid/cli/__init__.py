@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("run", "Answer one prompt, streamed to stdout"),
         ("chat", "Talk, with memory of the conversation"),
         ("serve", "Serve the OpenAI API over HTTP"),
+        ("keys", "Make, list and revoke the keys of a server"),
     ),
     "Look inside": (
         ("tokens", "Show how text becomes tokens"),
@@ -55,7 +56,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("rm", "Remove a model"),
     ),
 }
-"""Commands by theme. `NAME` is the function `NAME` of the module `pellucid.cli.NAME`."""
+"""Commands by theme. `NAME` is the function, or the group of commands, `NAME` of the module `pellucid.cli.NAME`."""
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

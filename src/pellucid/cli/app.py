@@ -30,10 +30,14 @@ class _Commands(TyperGroup):
         about = {name: text for theme in COMMANDS.values() for name, text in theme}.get(cmd_name)
         if about is None:
             return None
-        single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=SETTINGS)
-        single.command(name=cmd_name, no_args_is_help=False)(
-            getattr(import_module(f"pellucid.cli.{cmd_name}"), cmd_name)
+        found = getattr(import_module(f"pellucid.cli.{cmd_name}"), cmd_name)
+        single = typer.Typer(
+            name=cmd_name, add_completion=False, rich_markup_mode=None, context_settings=SETTINGS, no_args_is_help=True
         )
+        if isinstance(found, typer.Typer):
+            single.add_typer(found, name="")
+        else:
+            single.command(name=cmd_name, no_args_is_help=False)(found)
         return typer.main.get_command(single)
 
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # type: ignore[override]

@@ -6,6 +6,7 @@ Law: stdout stays empty; the banner and errors go to stderr. Every option has it
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,7 @@ def serve(
         ),
     ] = DEFAULT_MODEL,
     host: Annotated[
-        str, typer.Option(envvar="PELLUCID_HOST", help="Address to listen on; others than loopback need --api-key")
+        str, typer.Option(envvar="PELLUCID_HOST", help="Address to listen on; others than loopback need a key")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(envvar="PELLUCID_PORT", help="Port to listen on; 0: any that is free", min=0, max=65535)
@@ -37,6 +38,13 @@ def serve(
             envvar="PELLUCID_API_KEY",
             help="Key that clients must send; better in the variable, where `ps` does not show it",
             show_envvar=True,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PELLUCID_API_KEY_FILE",
+            help="File of keys, each with scopes and limits; `pellucid keys new` makes it, SIGHUP has it read again",
         ),
     ] = None,
     served_model_name: Annotated[
@@ -173,7 +181,8 @@ def serve(
         refuse_high(address(host, port), api_key)
 
     def ready(llm: LLM, host: str, port: int) -> None:
-        lines = [banner(llm, served_model_name or model, host, port, api_key is not None), *notes]
+        keyed = api_key is not None or api_key_file is not None
+        lines = [banner(llm, served_model_name or model, host, port, keyed), *notes]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     serve_forever(
@@ -182,6 +191,7 @@ def serve(
         port,
         name=served_model_name or model,
         api_key=api_key,
+        api_key_file=api_key_file,
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
         limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),

@@ -75,7 +75,9 @@ class Engine:
         self.hub = hub if hub is not None else Hub()
         self.context = min(device.context, config.ctx or device.context)
         """Longest sequence, prompt and answer, in tokens."""
-        self.pool = PagePool(device.page_count, device.page_size, prefix_cache=config.prefix_cache)
+        self.pool = PagePool(
+            device.page_count, device.page_size, prefix_cache=config.prefix_cache, content=f"{config.model} {config.kv}"
+        )
         self.tables = PageTables(config.max_seqs, self.pool.pages_for(self.context))
         self.scheduler = Scheduler(
             self.pool,
@@ -192,6 +194,7 @@ class Engine:
             seq.seed = self.config.seed
         answer = params.max_tokens if params.max_tokens is not None else self.context - seq.prompt_len
         seq.limit = seq.prompt_len + answer
+        seq.root = self.pool.root(seq.tenant, seq.salt)
         seq.sampler = self.sampler.state(params, seq.seed, seq.choice, seq.tokens, seq.end_ids)
         seq.arrival = self._arrivals
         self._arrivals += 1

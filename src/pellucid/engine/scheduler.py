@@ -122,7 +122,7 @@ class Scheduler:
         self.shares.charge(seq, seq.computed)
         full = seq.computed // pool.page_size
         if full > seq.published and pool.prefix_cache:
-            pool.digest_to(seq.digests, seq.tokens, full)
+            pool.digest_to(seq.digests, seq.tokens, full, seq.root)
             for index in range(seq.published, full):
                 digest = seq.digests[index]
                 pool.publish(
@@ -224,7 +224,7 @@ class Scheduler:
             # A prompt whose logprobs are asked for is computed whole. One token always is, so that there are logits.
             reusable = (len(seq.tokens) - 1) // pool.page_size
             if pool.prefix_cache:
-                pool.digest_to(seq.digests, seq.tokens, reusable)
+                pool.digest_to(seq.digests, seq.tokens, reusable, seq.root)
                 if seq.prompt_logprobs is None or len(seq.prompt_logprobs) >= seq.prompt_len:
                     known = pool.match(seq.digests, seq.tokens, reusable)
                     if len(known) < reusable and seq.digests[len(known)] in self._coming:

@@ -48,7 +48,9 @@ class Sequence:
         "prompt_logprobs",
         "published",
         "queued_at",
+        "root",
         "running",
+        "salt",
         "sampler",
         "scheduled_at",
         "seed",
@@ -58,6 +60,7 @@ class Sequence:
         "tenant",
         "tokens",
         "watch",
+        "weight",
     )
 
     def __init__(
@@ -69,6 +72,8 @@ class Sequence:
         choice: int = 0,
         priority: int = 0,
         tenant: str = "",
+        weight: float = 1.0,
+        salt: str = "",
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
@@ -81,7 +86,9 @@ class Sequence:
             id: name, unique in the engine; None: drawn.
             choice: 0..n-1 among the answers to one request; part of the key of its random numbers.
             priority: lower runs earlier; equal ones share by tenant, then come in order of arrival.
-            tenant: whose it is: the engine serves tenants alike, counted in tokens.
+            tenant: whose it is: the engine serves tenants alike, counted in tokens, and they share no pages.
+            weight: of the tenant; one of 2 gets twice the tokens of one of 1.
+            salt: only sequences of the tenant with the same salt share pages.
             stop_ids: the model's own end tokens (Tokenizer.stop_ids).
             matcher: of params.grammar, if there is one; each answer has its own.
             seed: used if params.seed is None; if both are, the engine's configured one, else one that is drawn here.
@@ -94,6 +101,8 @@ class Sequence:
         self.choice = choice
         self.priority = priority
         self.tenant = tenant
+        self.weight = weight
+        self.salt = salt
         given = self.params.seed if self.params.seed is not None else seed
         self.seed_given = given is not None
         self.seed: int = given if given is not None else secrets.randbits(63)
@@ -110,6 +119,8 @@ class Sequence:
         """Leading pages that are offered to the prefix cache."""
         self.digests: list[bytes] = []
         """Hash chain over the full pages of `tokens`, as far as it was needed."""
+        self.root = b""
+        """Where the chain begins; set by Engine.add."""
         self.cached_tokens = 0
         """Prompt tokens that came from the prefix cache when the sequence was first admitted."""
         self.prompt_logprobs: list[TopLogprobs | None] | None = None
@@ -145,6 +156,8 @@ class Sequence:
         id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        weight: float = 1.0,
+        salt: str = "",
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
@@ -163,6 +176,8 @@ class Sequence:
                 choice=choice,
                 priority=priority,
                 tenant=tenant,
+                weight=weight,
+                salt=salt,
                 stop_ids=stop_ids,
                 seed=seed,
                 matcher=None if matcher is None else matcher.copy(),

@@ -1,8 +1,9 @@
 """Shares: what each tenant has had of the engine, in tokens, so that the next turn goes to who has had least.
 
-Law: a tenant pays for the tokens of a prompt when it is admitted, not those the prefix cache had, and for each token of
-the answer as it is computed; what preemption makes the engine compute again costs nobody. Who was away begins at the
-least of those who are here: idle time is not saved up (Sheng et al. 2024, "Fairness in Serving Large Language Models").
+Law: tokens are counted over the weight of their tenant. A tenant pays for the tokens of a prompt when it is admitted,
+not those the prefix cache had, and for each token of the answer as it is computed; what preemption makes the engine
+compute again costs nobody. Who was away begins at the least of those who are here: idle time is not saved up (Sheng et
+al. 2024, "Fairness in Serving Large Language Models").
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class Shares:
     """Tokens that each tenant which has sequences here was served. Not thread-safe: the scheduler owns it."""
 
     def __init__(self) -> None:
-        self._served: dict[str, int] = {}
+        self._served: dict[str, float] = {}
         self._here: Counter[str] = Counter()
 
     @property
@@ -27,7 +28,7 @@ class Shares:
     def arrive(self, seq: Sequence) -> None:
         """Count a sequence that came; once for each."""
         if seq.tenant not in self._here:
-            self._served[seq.tenant] = min(self._served.values(), default=0)
+            self._served[seq.tenant] = min(self._served.values(), default=0.0)
         self._here[seq.tenant] += 1
 
     def depart(self, seq: Sequence) -> None:
@@ -39,11 +40,11 @@ class Shares:
     def charge(self, seq: Sequence, computed: int) -> None:
         """Let the tenant of `seq` pay for what it has not paid of its first `computed` tokens."""
         if computed > seq.paid:
-            self._served[seq.tenant] += computed - seq.paid
+            self._served[seq.tenant] += (computed - seq.paid) / seq.weight
             seq.paid = computed
 
-    def served(self, tenant: str) -> int:
-        """Tokens on the account of a tenant that is here."""
+    def served(self, tenant: str) -> float:
+        """Tokens on the account of a tenant that is here, over its weight."""
         return self._served[tenant]
 
     def next(self, waiting: list[Sequence], start: int) -> int:

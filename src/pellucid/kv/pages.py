@@ -3,11 +3,14 @@
 Law: a page is free, cached or held, and never two of these. Free: its content means nothing. Cached: nobody holds it,
 but its tokens are known, so a prompt that begins alike may take it; the least recently used is given away first.
 Held: it has as many references as sequences that list it. A page is found by the SHA-256 of its tokens and of all
-before them, and its token ids are compared on a hit, so that a prefix is never taken for another.
+before them, and its token ids are compared on a hit, so that a prefix is never taken for another. The chain begins at a
+root that only this pool can make, another for each tenant: what one has computed, no other finds.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import time
 from array import array
 from collections import Counter
@@ -17,14 +20,22 @@ from hashlib import sha256
 from pellucid.errors import EngineError
 from pellucid.kv.map import View
 
-ROOT = sha256(b"pellucid prefix").digest()
-"""Digest of the empty prefix."""
-
 
 class PagePool:
     """Pages 0..page_count-1, each for `page_size` tokens of all layers. Not thread-safe: the engine owns it."""
 
-    def __init__(self, page_count: int, page_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(self, page_count: int, page_size: int, *, prefix_cache: bool = True, content: str = "") -> None:
+        """Make the pool, all of it free.
+
+        Args:
+            page_count: how many pages there are.
+            page_size: tokens of a page.
+            prefix_cache: let prompts find pages again.
+            content: what the pages hold, beside tokens: the model and the format.
+        """
+        self._content = content
+        self._secret = secrets.token_bytes(32)
+        """Drawn at the start and never told, so that no digest can be made or guessed elsewhere."""
         self.page_count = page_count
         self.page_size = page_size
         self.prefix_cache = prefix_cache
@@ -58,10 +69,17 @@ class PagePool:
         """Pages that `tokens` tokens fill or begin."""
         return -(-tokens // self.page_size)
 
-    def digest_to(self, digests: list[bytes], tokens: Sequence[int], pages: int) -> None:
-        """Extend the hash chain `digests` of `tokens` in place, until it covers `pages` full pages."""
+    def root(self, tenant: str = "", salt: str = "") -> bytes:
+        """Digest of the empty prefix of a tenant. A client's `salt` parts what the tenant would else share."""
+        parts = [part.encode("utf-8", "surrogatepass") for part in (tenant, salt, self._content)]
+        # Each part after its length: no two triples make one message.
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.digest(self._secret, message, "sha256")
+
+    def digest_to(self, digests: list[bytes], tokens: Sequence[int], pages: int, root: bytes) -> None:
+        """Extend the hash chain `digests` of `tokens`, from `root`, in place, until it covers `pages` full pages."""
         size = self.page_size
-        parent = digests[-1] if digests else ROOT
+        parent = digests[-1] if digests else root
         for page in range(len(digests), pages):
             parent = sha256(parent + array("i", tokens[page * size : (page + 1) * size]).tobytes()).digest()
             digests.append(parent)

@@ -18,8 +18,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pellucid import __version__
-from pellucid.server.auth import Gate, Key
+from pellucid.secret import Secret
+from pellucid.server.auth import Gate
 from pellucid.server.errors import install_error_handlers
+from pellucid.server.keys import Keyring
 from pellucid.server.limits import Limits
 from pellucid.server.routes import chat, completions, messages, models, page, probes, responses, tokens
 from pellucid.server.service import Service
@@ -35,6 +37,7 @@ def create_app(
     *,
     name: str | None = None,
     api_key: str | None = None,
+    keys: Keyring | None = None,
     allowed_hosts: Iterable[str] | None = (),
     limits: Limits | None = None,
     inspect: bool = False,
@@ -46,6 +49,7 @@ def create_app(
         llm: the loaded model; None: it comes later, through app.state.service.attach.
         name: under which it is served; None: llm.name.
         api_key: what clients must bring as a bearer token; None: nothing.
+        keys: instead of `api_key`, several, each with what it may do.
         allowed_hosts: names the Host header may hold besides those of loopback; None: any.
         limits: bounds; None: the defaults.
         inspect: serve /inspect, which replays prompts and looks into them.
@@ -69,8 +73,14 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service = service
-    key = None if api_key is None else Key(api_key)
-    app.add_middleware(Gate, key=key, hosts=allowed_hosts, header_bytes=service.limits.header_bytes)
+    app.add_middleware(
+        Gate,
+        keys=keys or Keyring(None if api_key is None else Secret(api_key)),
+        allowances=service.allowances,
+        hosts=allowed_hosts,
+        header_bytes=service.limits.header_bytes,
+        rejected=service.turned_away,
+    )
     app.add_middleware(Head)
     app.add_middleware(RequestId)
     for module in (chat, completions, responses, messages, models, tokens, probes, page):

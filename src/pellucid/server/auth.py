@@ -1,25 +1,23 @@
 """Who may come in: the key, and the names under which the server answers to a browser.
 
-Law: deny by default, on the path as it was sent, before anything is routed. Only the probes in OPEN need no key. A key
-is kept as a digest and compared in constant time.
+Law: deny by default, on the path as it was sent, before anything is routed. What a route asks of a key stands in
+manifest.py, who has which key in keys.py; who came in is the `key` of the request's scope from here on.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pellucid.errors import ConfigError
+from pellucid.errors import CapacityError, PellucidError
+from pellucid.server.allowance import Allowances
 from pellucid.server.errors import HTTPError, error_response
-from pellucid.server.routes import page
-
-OPEN = frozenset({"/health", "/ready", *page.FILES})
+from pellucid.server.keys import ANYONE, Key, Keyring
+from pellucid.server.manifest import ROUTES, methods_of, route_of
 
 
 def is_loopback(host: str) -> bool:
@@ -47,27 +45,6 @@ def host_of(authority: str) -> str:
     return (parts.hostname or "").rstrip(".")
 
 
-class Key:
-    """An API key of which only a digest is kept."""
-
-    def __init__(self, text: str) -> None:
-        if len(text) < 8 or not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError(
-                "the API key must be 8 or more printable ASCII characters without spaces; "
-                "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
-                param="api_key",
-            )
-        self._digest = hashlib.sha256(text.encode()).digest()
-
-    def matches(self, token: str) -> bool:
-        """Whether this is the key."""
-        given = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        return hmac.compare_digest(given, self._digest)
-
-    def __repr__(self) -> str:
-        return "Key(…)"
-
-
 def bearer(headers: Headers) -> str | None:
     """Return the key that a request brings: its bearer token, or Anthropic's x-api-key; None if it brings none."""
     authorization = headers.get("authorization")
@@ -78,54 +55,104 @@ def bearer(headers: Headers) -> str | None:
 
 
 class Gate:
-    """ASGI middleware that lets a request in or answers 401, 403 or 431."""
+    """ASGI middleware that lets a request in or answers 401, 403, 404, 405, 429 or 431."""
 
-    def __init__(self, app: ASGIApp, *, key: Key | None, hosts: Iterable[str] | None, header_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keyring,
+        allowances: Allowances,
+        hosts: Iterable[str] | None,
+        header_bytes: int,
+        rejected: Callable[[PellucidError], object],
+    ) -> None:
         """Guard `app`.
 
         Args:
-            key: what clients must bring; None: nothing.
+            app: what is guarded.
+            keys: of which clients must bring one, if there are any.
+            allowances: what each key has left.
             hosts: names that Host and Origin may hold besides those of loopback; None: any, Host is not checked.
             header_bytes: most that all headers may hold.
+            rejected: told of requests over their rate.
         """
         self._app = app
-        self._key = key
+        self._keys = keys
+        self._allowances = allowances
         self._header_bytes = header_bytes
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._rejected = rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or answer it here."""
         if scope["type"] == "http":
-            error = self._fault(scope)
-            if error is not None:
+            try:
+                self._check_names(scope)
+                self._check_key(scope)
+            except PellucidError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _fault(self, scope: Scope) -> HTTPError | None:
+    def _check_names(self, scope: Scope) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
-            return HTTPError(
+            raise HTTPError(
                 f"The headers are larger than {self._header_bytes} bytes", status=431, code="headers_too_large"
             )
         headers = Headers(scope=scope)
         if self._hosts is not None:
             named = headers.getlist("host")
             if len(named) != 1 or not self._known(host_of(named[0])):
-                return HTTPError(
+                raise HTTPError(
                     "This server answers to loopback names only; for another name start it with --allowed-host NAME",
                     status=403,
                     code="host_not_allowed",
                 )
         origin = headers.get("origin")
         if origin is not None and not self._may_come_from(origin, headers.get("host", "")):
-            return HTTPError("Requests from pages of other origins are refused", status=403, code="origin_not_allowed")
-        raw_path = scope.get("raw_path") or scope["path"].encode()
-        if self._key is None or raw_path.decode("latin-1") in OPEN:
-            return None
+            raise HTTPError("Requests from pages of other origins are refused", status=403, code="origin_not_allowed")
+
+    def _check_key(self, scope: Scope) -> None:
+        """Find who asks, and whether the manifest lets them; only then is a request counted."""
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        route = scope["route_path"] = route_of(path)
+        access = None if route is None else ROUTES.get((scope["method"], route))
+        if access == "open":
+            scope["key"] = ANYONE
+            return
+        key = scope["key"] = self._key(Headers(scope=scope))
+        if route is None:
+            raise HTTPError(f"Invalid URL ({scope['method']} {scope['path'][:256]})", status=404, code="not_found")
+        if access is None:
+            allowed = ", ".join(sorted(methods_of(route)))
+            raise HTTPError(
+                f"{scope['method'][:16]} is not allowed here; use {allowed}",
+                status=405,
+                code="method_not_allowed",
+                headers={"allow": allowed},
+            )
+        if access != "any" and access not in key.scopes:
+            raise HTTPError(
+                f"This key lacks the scope {access}, which this route needs; it has {', '.join(sorted(key.scopes))}",
+                status=403,
+                code="insufficient_scope",
+            )
+        try:
+            self._allowances.request(key)
+        except CapacityError as error:
+            self._rejected(error)
+            raise
+
+    def _key(self, headers: Headers) -> Key:
+        """Who asks. Raises HTTPError (401)."""
+        if not self._keys.required:
+            return ANYONE
         given = bearer(headers)
-        if given is not None and self._key.matches(given):
-            return None
-        return HTTPError(
+        key = None if given is None else self._keys.find(given)
+        if key is not None:
+            return key
+        raise HTTPError(
             "Incorrect API key provided"
             if given is not None
             else "Missing API key: send the header Authorization: Bearer KEY",

@@ -20,6 +20,7 @@ from pellucid.engine.sequence import Sequence as EngineSequence
 from pellucid.errors import EngineError, PellucidError
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import HTTPError, unavailable
+from pellucid.server.keys import ANYONE, Key
 from pellucid.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -158,7 +159,9 @@ class Generation:
         worker: Worker,
         tokenizer: Tokenizer,
         metrics: Metrics,
+        key: Key = ANYONE,
         priority: int = 0,
+        salt: str = "",
         deadline: float = 0.0,
         began: float | None = None,
         matcher: Matcher | None = None,
@@ -175,12 +178,15 @@ class Generation:
             worker: the engine's thread.
             tokenizer: turns tokens back to text.
             metrics: is told of tokens and ends.
+            key: whose request it is; the tenant in the engine comes from it.
             priority: lower runs earlier.
+            salt: parts the prefix cache further, within the tenant.
             deadline: seconds that the whole may take; 0: no limit.
             matcher: of params.grammar.
             began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
+        self.key = key
         self.shown = shown
         self.reads = reads
         self.params = params
@@ -194,7 +200,15 @@ class Generation:
             seq
             for i, prompt in enumerate(prompts)
             for seq in EngineSequence.fan_out(
-                prompt, params, id=f"{id}-{i}", priority=priority, stop_ids=tokenizer.stop_ids, matcher=matcher
+                prompt,
+                params,
+                id=f"{id}-{i}",
+                priority=priority,
+                tenant=key.tenant,
+                weight=key.weight,
+                salt=salt,
+                stop_ids=tokenizer.stop_ids,
+                matcher=matcher,
             )
         ]
         self.choices = [Choice(i, seq, tokenizer) for i, seq in enumerate(sequences)]
@@ -284,6 +298,11 @@ class Generation:
         if self._lives is not None:
             self._lives.cut(choice.seq.id, choice.generated, why)
         self._worker.abort(choice.seq.id)
+
+    def most_tokens(self, context: int) -> int:
+        """Tokens of the prompts and of the longest answers there may be; a sequence has `context` at most."""
+        wanted, n = self.params.max_tokens, self.params.n
+        return sum(len(ids) + n * (context - len(ids) if wanted is None else wanted) for ids in self.prompts)
 
     def usage(self) -> Usage:
         """Return the tokens so far."""

@@ -67,7 +67,6 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": ([],),
-    "cache_salt": (),
     "bad_words": ([],),
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
@@ -467,6 +466,8 @@ class GenerationRequest(Request):
     guided_grammar: str | None = None
     """As vLLM spelled what is structured_outputs now."""
     priority: int = Field(default=0, ge=-INT64, lt=INT64)
+    cache_salt: str = Field(default="", max_length=256)
+    """Only requests of the same key with the same salt share cached prefixes."""
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     user: str = ""

@@ -7,14 +7,18 @@ what it loaded itself it closes, last of all.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pellucid.errors import ConfigError
+from pellucid.secret import Secret
 from pellucid.server.app import create_app
 from pellucid.server.auth import is_loopback
+from pellucid.server.keys import Keyring
 from pellucid.server.limits import Limits
 from pellucid.server.service import Service
 from pellucid.server.transport import Server, bind
@@ -34,6 +38,7 @@ def serve(
     *,
     name: str | None = None,
     api_key: str | None = None,
+    api_key_file: Path | None = None,
     allowed_hosts: Iterable[str] = (),
     limits: Limits | None = None,
     inspect: bool | None = None,
@@ -49,6 +54,7 @@ def serve(
         port: TCP port; 0: any that is free.
         name: under which the model is served; None: its own name.
         api_key: what clients must bring as a bearer token.
+        api_key_file: file of keys, each with what it may do (server/keys.py); read again on SIGHUP.
         allowed_hosts: names besides those of loopback under which a loopback server answers.
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
@@ -61,9 +67,10 @@ def serve(
         ConfigError: an address that cannot be had, or may not be had without a key.
         PellucidError: what loading the model raised.
     """
-    if not is_loopback(host) and api_key is None:
+    keys = Keyring(None if api_key is None else Secret(api_key), api_key_file)
+    if not is_loopback(host) and not keys.required:
         raise ConfigError(
-            f"--host {host} would let anyone on the network in; set a key (PELLUCID_API_KEY=..., or --api-key), "
+            f"--host {host} would let anyone on the network in; set a key (PELLUCID_API_KEY=..., or --api-key-file), "
             "or leave --host out to serve this machine only",
             param="host",
         )
@@ -71,7 +78,7 @@ def serve(
     app = create_app(
         None if callable(llm) else llm,
         name=name,
-        api_key=api_key,
+        keys=keys,
         allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
         limits=limits,
         inspect=is_loopback(host) if inspect is None else inspect,
@@ -84,6 +91,8 @@ def serve(
         async def run() -> None:
             model: LLM | None = None
             serving = asyncio.create_task(server.serve(sockets=[listener]))
+            if api_key_file is not None and sys.platform != "win32":
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, keys)
             try:
                 service: Service = app.state.service
                 service.checking = check is not None
@@ -103,6 +112,16 @@ def serve(
                     await asyncio.to_thread(model.close)
 
         asyncio.run(run())
+
+
+def _read_again(keys: Keyring) -> None:
+    """Read the file of keys; what is wrong with it is told, and the keys that held before still hold."""
+    try:
+        keys.reload()
+    except ConfigError as error:
+        print(f"warning: the keys were not read again: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"{len(keys)} keys hold from now on", file=sys.stderr, flush=True)
 
 
 def _leave_no_core() -> None:

@@ -17,8 +17,10 @@ from pellucid.engine.steps import StepRing
 from pellucid.engine.watchdog import Watchdog
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
 from pellucid.sampling.params import SamplingParams
+from pellucid.server.allowance import Allowances, Reserved
 from pellucid.server.choices import Generation
-from pellucid.server.errors import unavailable
+from pellucid.server.errors import HTTPError, unavailable
+from pellucid.server.keys import ANYONE, Key
 from pellucid.server.limits import Limits
 from pellucid.server.metrics import Metrics
 from pellucid.server.records import Records
@@ -59,6 +61,7 @@ class Service:
         """Set while no request runs."""
         self.idle.set()
         self.records = Records()
+        self.allowances = Allowances()
         self.wasted = Wasted()
         self._steps: StepRing | None = None
         self._lives: Lives | None = None
@@ -68,6 +71,7 @@ class Service:
         self._metrics: Metrics | None = None
         self._worker: Worker | None = None
         self._live: set[Generation] = set()
+        self._reserved: dict[Generation, Reserved] = {}
         self._grammars = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pellucid-grammar")
         self._texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pellucid-text")
 
@@ -134,18 +138,19 @@ class Service:
     def admit(self, count: int) -> None:
         """Raise unless `count` more sequences can be taken: CapacityError (429), or HTTPError (503)."""
         if self.draining:
-            raise self._turned_away(unavailable("The server is shutting down"))
+            raise self.turned_away(unavailable("The server is shutting down"))
         config = self.llm.config
         running = sum(len(generation.choices) for generation in self._live)
         if running + count > config.max_seqs + config.max_queue:
-            raise self._turned_away(
+            raise self.turned_away(
                 CapacityError(
                     f"{running} answers run or wait and no more fit; try again later",
                     retry_after=self.llm.engine.retry_after(),
                 )
             )
 
-    def _turned_away(self, error: PellucidError) -> PellucidError:
+    def turned_away(self, error: PellucidError) -> PellucidError:
+        """Count a request that is turned away, and return why."""
         if self._metrics is not None:
             self._metrics.rejected(error.code)
         return error
@@ -166,18 +171,27 @@ class Service:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
+        key: Key = ANYONE,
         priority: int = 0,
+        salt: str = "",
         began: float | None = None,
         shown: bool = False,
         reads: Reads | None = None,
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`.
 
-        Raises RequestError for a grammar that cannot be compiled, which is found out on a thread.
+        Raises RequestError for a grammar that cannot be compiled, which is found out on a thread, and HTTPError (403)
+        for a priority over those of other keys.
         """
         llm, metrics = self.llm, self._metrics
         if metrics is None:
             raise unavailable("The model is still loading")
+        if priority < 0 and "admin" not in key.scopes:
+            raise HTTPError(
+                "priority: one below 0 goes before other clients, which needs the scope admin; give 0 or more",
+                status=403,
+                code="insufficient_scope",
+            )
         matcher = None
         if params.grammar is not None:
             matcher = await asyncio.get_running_loop().run_in_executor(self._grammars, llm.matcher, params)
@@ -188,7 +202,9 @@ class Service:
             worker=llm.worker,
             tokenizer=llm.tokenizer,
             metrics=metrics,
+            key=key,
             priority=priority,
+            salt=salt,
             deadline=self.limits.deadline,
             began=began,
             matcher=matcher,
@@ -200,16 +216,25 @@ class Service:
     def start(self, generation: Generation) -> None:
         """Admit a generation and hand it to the engine. Raises as `admit`, and what the engine says of it."""
         self.admit(len(generation.choices))
+        try:
+            reserved = self.allowances.reserve(generation.key, generation.most_tokens(self.context))
+        except CapacityError as error:
+            raise self.turned_away(error) from None
+        if reserved is not None:
+            self._reserved[generation] = reserved
         self._live.add(generation)
         self.idle.clear()
         try:
             generation.start()
         except CapacityError as error:
-            raise self._turned_away(error) from None
+            raise self.turned_away(error) from None
 
     def close(self, generation: Generation) -> None:
         """Take a generation out of the engine, whether it ended or not."""
         generation.close()
+        reserved = self._reserved.pop(generation, None)
+        if reserved is not None:
+            self.allowances.settle(reserved, generation.usage()["total_tokens"])
         self._live.discard(generation)
         if not self._live:
             self.idle.set()

@@ -30,7 +30,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         f"cmpl-{uuid4().hex}",
         prompts,
         body.sampling(),
+        key=request.scope["key"],
         priority=body.priority,
+        salt=body.cache_salt,
         began=request.scope["began"],
         shown=body.inspect is not None,
     )

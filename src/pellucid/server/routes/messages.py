@@ -28,7 +28,13 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     ids = await chat_prompt(service, conversation)
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
     generation = await service.generation(
-        f"msg_{uuid4().hex}", [ids], params, began=request.scope["began"], shown=body.inspect is not None, reads=reads
+        f"msg_{uuid4().hex}",
+        [ids],
+        params,
+        key=request.scope["key"],
+        began=request.scope["began"],
+        shown=body.inspect is not None,
+        reads=reads,
     )
     shape = MessageShape(generation.id, service.name, body.warnings(), reads)
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)

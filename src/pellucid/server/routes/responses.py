@@ -29,7 +29,13 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     ids = await chat_prompt(service, conversation)
     params, reads = expected(service.llm, body.sampling(), conversation, ids)
     generation = await service.generation(
-        f"resp_{uuid4().hex}", [ids], params, began=request.scope["began"], shown=body.inspect is not None, reads=reads
+        f"resp_{uuid4().hex}",
+        [ids],
+        params,
+        key=request.scope["key"],
+        began=request.scope["began"],
+        shown=body.inspect is not None,
+        reads=reads,
     )
     shape = ResponseShape(generation.id, int(time.time()), service.name, body, reads)
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
