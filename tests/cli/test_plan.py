@@ -62,7 +62,8 @@ def test_cost_falls_with_streams(cli: Cli, smollm2_path: Path) -> None:
     assert cost["64 streams"]["per_million_tokens"] < cost["one stream"]["per_million_tokens"]
 
 
-def test_what_does_not_fit_names_what_does(cli: Cli, smollm2_path: Path) -> None:
+def test_what_does_not_fit_names_what_does(cli: Cli, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "resident", lambda: 150 << 20)  # a fresh process's, not this long suite's
     model = str(smollm2_path)
     refused = cli("plan", model, "--ctx", "8192", "--seqs", "64", "--memory", "1")
     assert refused.code == 6 and "this would fit: " in refused.err
