@@ -139,15 +139,20 @@ class Answer:
     def _prompt_logprobs(self, seq: Sequence) -> list[TokenLogprobs | None]:
         most = self._params.prompt_logprobs
         return [
-            None if entry is None else self._logprobs(token, entry, most)
-            for token, entry in zip(self.output.prompt_token_ids, seq.prompt_logprobs or [], strict=False)
+            None if entry is None else self._logprobs(token, entry, most, rank)
+            for token, entry, rank in zip(
+                self.output.prompt_token_ids, seq.prompt_logprobs or [], seq.prompt_ranks, strict=False
+            )
         ]
 
-    def _logprobs(self, token: int, top: TopLogprobs, most: int | None) -> TokenLogprobs:
-        """The entry of one place; `top` holds the `most` likeliest tokens, and `token` behind them if it is not one."""
+    def _logprobs(self, token: int, top: TopLogprobs, most: int | None, rank: int | None = None) -> TokenLogprobs:
+        """The entry of one place; `top` holds the `most` likeliest tokens, and `token` behind them if it is not one.
+
+        rank: of `token`, where it is known.
+        """
         found = {
-            other: Logprob(value, rank if rank <= (most or 0) else None, self._text(other))
-            for rank, (other, value) in enumerate(top, start=1)
+            other: Logprob(value, place if place <= (most or 0) else rank, self._text(other))
+            for place, (other, value) in enumerate(top, start=1)
         }
         return {token: found.pop(token), **found}
 

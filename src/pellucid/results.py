@@ -24,7 +24,7 @@ class Logprob:
 
     logprob: float
     rank: int | None = None
-    """1 for the likeliest token; None where it was not among those asked for."""
+    """1 for the likeliest token; None for a token of an answer that was not among those asked for."""
     decoded_token: str | None = None
     """The token's text; bytes that are no whole character show as U+FFFD."""
 
@@ -119,7 +119,7 @@ class ScoreResult:
     logprobs: list[float | None]
     """Natural logarithm of each token's probability given those before it; None for the first."""
     ranks: list[int | None]
-    """1 where the token was the likeliest; None for the first, or where it is not known."""
+    """Place of each token among all, 1 where it was the likeliest; None for the first."""
 
     @property
     def logprob(self) -> float:

@@ -173,6 +173,7 @@ def test_prompt_logprobs(llm: LLM) -> None:
     assert result.prompt_logprobs is not None
     assert result.prompt_logprobs[0] is None
     assert [list(entry) for entry in result.prompt_logprobs[1:] if entry] == [[b] for b in b">ap"]
+    assert [entry[b].rank for b, entry in zip(b">ap", result.prompt_logprobs[1:], strict=True) if entry] == [64, 1, 1]
 
 
 def test_cached_tokens(llm: LLM) -> None:
@@ -322,6 +323,7 @@ def test_score(llm: LLM) -> None:
     assert score.logprobs[0] is None
     assert score.ranks[0] is None
     assert score.ranks[2:4] == [1, 1]
+    assert score.ranks[4] == ord("x") + 1  # logits fall with the id, but for the one that was to follow
     likely, unlikely = score.logprobs[3], score.logprobs[4]
     assert likely is not None
     assert unlikely is not None

@@ -18,7 +18,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pellucid.config import EngineConfig
@@ -252,25 +251,51 @@ def ids_of(live: Live, spelled: list[str]) -> list[int]:
     return [each[0] for each in ids]
 
 
+def prompt_logprobs(live: Live, path: str, asked: dict[str, Any], most: int = 3) -> list[Any]:
+    """The field of that name in an answer."""
+    answer = live.post(path, asked | {"prompt_logprobs": most, "max_tokens": 1, "temperature": 0}).json()
+    return answer["prompt_logprobs"] if path == CHAT else answer["choices"][0]["prompt_logprobs"]
+
+
 def test_prompt_logprobs_are_right_with_a_prefix_hit(real: Live) -> None:
-    cold = scored(real, TEXT, cache_salt="scored")
-    plain = {"prompt": TEXT, "max_tokens": 1, "cache_salt": "scored"}
-    assert cached(real.post(COMPLETIONS, plain).json()) >= 32  # so the next finds its prefix, too
-    warm = scored(real, TEXT, cache_salt="scored")
-    assert warm == cold and len(cold) == real.post("/tokenize", {"prompt": TEXT}).json()["count"]
-    # Right: what the model said of an answer's tokens as it drew them is what it says of them in a prompt.
-    ids = real.post("/tokenize", {"prompt": TEXT}).json()["tokens"]
-    answer = real.post(COMPLETIONS, {"prompt": ids, "temperature": 0, "max_tokens": 20, "logprobs": 3}).json()
-    said = answer["choices"][0]["logprobs"]
-    found = scored(real, ids + ids_of(real, said["tokens"]))[len(ids) :]
-    assert found == list(zip(said["token_logprobs"], said["top_logprobs"], strict=True))
+    user = [{"role": "user", "content": TEXT}]
+    for path, asked in ((COMPLETIONS, {"prompt": TEXT}), (CHAT, {"messages": user})):
+        asked |= {"cache_salt": "scored"}
+        ids = real.post("/tokenize", {"prompt": TEXT} if path == COMPLETIONS else {"messages": user}).json()["tokens"]
+        cold = prompt_logprobs(real, path, asked)
+        assert cached(real.post(path, asked | {"max_tokens": 1}).json()) >= 32  # so the next finds its prefix, too
+        assert prompt_logprobs(real, path, asked) == cold
+        assert cold[0] is None and len(cold) == len(ids)
+        for id, entry in zip(ids[1:], cold[1:], strict=True):
+            by_rank = {token["rank"]: token["logprob"] for token in entry.values()}
+            assert next(iter(entry)) == str(id) and {1, 2, 3} <= by_rank.keys() and len(by_rank) == len(entry)
+            assert [by_rank[rank] for rank in sorted(by_rank)] == sorted(by_rank.values(), reverse=True)
+        assert (
+            "".join(entry[str(id)]["decoded_token"] for id, entry in zip(ids[1:], cold[1:], strict=True))
+            in (real.post("/detokenize", {"tokens": ids}).json()["prompt"])
+        )
+        # Right: what the model says of an answer's tokens as it draws them is what it says of them in a prompt.
+        answer = real.post(COMPLETIONS, {"prompt": ids, "temperature": 0, "max_tokens": 20, "logprobs": 0}).json()
+        said = answer["choices"][0]["logprobs"]
+        drawn = ids_of(real, said["tokens"])
+        found = prompt_logprobs(real, COMPLETIONS, {"prompt": ids + drawn})
+        assert found[: len(ids)] == cold
+        tokens = [entry[str(id)] for id, entry in zip(drawn, found[len(ids) :], strict=True)]
+        assert [token["logprob"] for token in tokens] == said["token_logprobs"]
+        assert {token["rank"] for token in tokens} == {1}
+    # An echo that names fewer of the likeliest is none the other's.
+    both = {"prompt": TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 0}
+    choice = real.post(COMPLETIONS, both).json()["choices"][0]
+    alone = real.post(COMPLETIONS, both | {"prompt_logprobs": None}).json()["choices"][0]
+    assert choice["logprobs"] == alone["logprobs"] and "prompt_logprobs" not in alone
+    assert choice["prompt_logprobs"] == prompt_logprobs(real, COMPLETIONS, {"prompt": TEXT})
 
 
 def test_prompt_logprobs_are_computed_in_bounded_memory(real: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = batches_of(real, monkeypatch, lambda batch: len(batch.logit_rows))
     most = SCORE_FLOATS // real.llm.engine.device.vocab_size
     assert most < real.llm.config.token_budget < 900  # else this shows nothing
-    assert len(scored(real, np.arange(100, 1000).tolist())) == 900
+    assert len(prompt_logprobs(real, COMPLETIONS, {"prompt": list(range(100, 1000))})) == 900
     assert 899 < sum(rows) <= 901 and max(rows) <= most + 1
 
 

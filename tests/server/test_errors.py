@@ -102,6 +102,8 @@ BAD_FIELDS += [
     (TEXT, {"logprobs": 21}, "logprobs"),
     (TEXT, {"logprobs": True}, "logprobs"),
     (TEXT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"prompt_logprobs": 21}, "prompt_logprobs"),
+    (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
     (TEXT, {"echo": 1}, "echo"),
     (CHAT, {"cache_salt": "x" * 257}, "cache_salt"),
 ]
@@ -115,7 +117,7 @@ NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"best_of": 2}, "best_of"),
     (TEXT, {"suffix": "x"}, "suffix"),
     (TEXT, {"use_beam_search": True}, "use_beam_search"),
-    (TEXT, {"prompt_logprobs": 1}, "prompt_logprobs"),
+    (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     (TEXT, {"truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
     (TEXT, {"max_tokens": 2, "n_predict": 2}, "n_predict"),
     (CHAT, {"repetition_penalty": 1.1, "repeat_penalty": 1.1}, "repeat_penalty"),

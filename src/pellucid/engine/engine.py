@@ -31,7 +31,7 @@ from pellucid.kv.pages import PagePool
 from pellucid.probes.hub import Hub
 from pellucid.sampling import chain
 from pellucid.sampling.grammar import Masks
-from pellucid.sampling.sampler import Picks, Sampler
+from pellucid.sampling.sampler import Picks, Sampler, ranks
 
 log = logging.getLogger("pellucid.engine")
 
@@ -376,11 +376,13 @@ class Engine:
         self.hub.emit("sample", {"seq": seq, "position": len(seq.tokens), "trace": trace})
 
     def _score(self, work: Work, logits: NDArray[np.float32]) -> None:
-        """Append the logprobs of the prompt tokens that follow the rows of `logits`."""
+        """Append the logprobs and ranks of the prompt tokens that follow the rows of `logits`."""
         seq, first = work.seq, work.score_from + 1
         scores, wanted = seq.prompt_logprobs, seq.params.prompt_logprobs
         if scores is not None and wanted is not None:
-            scores += self.sampler.score(logits, seq.tokens[first : first + work.score_rows], wanted)
+            tokens = seq.tokens[first : first + work.score_rows]
+            scores += self.sampler.score(logits, tokens, wanted)
+            seq.prompt_ranks += ranks(logits, tokens)
 
     def _finish(
         self, seq: Sequence, reason: FinishReason, error: PellucidError | None = None, stop_token: int | None = None

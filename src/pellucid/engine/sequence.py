@@ -46,6 +46,7 @@ class Sequence:
         "priority",
         "prompt_len",
         "prompt_logprobs",
+        "prompt_ranks",
         "published",
         "queued_at",
         "root",
@@ -127,6 +128,8 @@ class Sequence:
         """One entry a prompt token, the first None; there only if params.prompt_logprobs asks for it."""
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
+        self.prompt_ranks: list[int | None] = [None]
+        """Place of each prompt token among all, 1 for the likeliest; as many as there are `prompt_logprobs`."""
 
         self.watch: Watch | None = None
         """What somebody wants to see of its values; set before Engine.add."""

@@ -133,6 +133,14 @@ class Sampler:
         ]
 
 
+def ranks(logits: NDArray[np.float32], tokens: Sequence[int]) -> list[int]:
+    """Return the place of tokens[row] in each row of logits (R, vocab), by (logit descending, id ascending), from 1."""
+    return [
+        1 + int(np.count_nonzero(row > row[token])) + int(np.count_nonzero(row[:token] == row[token]))
+        for row, token in zip(logits, tokens, strict=True)
+    ]
+
+
 def top_list(
     token: int, own: float, ids: NDArray[np.int32], logprobs: NDArray[np.float32], wanted: int
 ) -> list[tuple[int, float]]:

@@ -60,7 +60,6 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "suffix": ("",),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "best_of": (1,),
     "use_beam_search": (False,),
     "truncate_prompt_tokens": (),
@@ -455,6 +454,8 @@ class GenerationRequest(Request):
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, lt=1 << 31)
     max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31, validation_alias=_either("max_tokens"))
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """Score the prompt's tokens, and name so many of the likeliest at each place."""
     skip_special_tokens: bool = True
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -483,6 +484,12 @@ class GenerationRequest(Request):
                     raise refuse(other, f"{other} is another name for {name}; send one of them")
         return cast(Any, data)
 
+    @model_validator(mode="after")
+    def _scores_come_whole(self) -> GenerationRequest:
+        if self.stream and self.prompt_logprobs is not None:
+            raise refuse("prompt_logprobs", "prompt_logprobs: come with an answer in one; leave out stream")
+        return self
+
     def _unknown(self) -> Iterator[str]:
         yield from super()._unknown()
         for name in self.stream_options.model_extra or ():
@@ -507,9 +514,8 @@ class GenerationRequest(Request):
             raise RequestError(f"an answer has one form, and {kinds} are asked for", param="response_format")
         return asked[0] if asked else None
 
-    def _sampling(
-        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
-    ) -> SamplingParams:
+    def _sampling(self, *, max_tokens: int | None, logprobs: int | None, echoed: int | None = None) -> SamplingParams:
+        """Make the parameters; `echoed`: of the likeliest tokens, how many an echo of the prompt names."""
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -529,7 +535,7 @@ class GenerationRequest(Request):
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=max((n for n in (echoed, self.prompt_logprobs) if n is not None), default=None),
             skip_special_tokens=self.skip_special_tokens,
             grammar=self.grammar(),
         )
@@ -658,12 +664,12 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _nothing_to_do(self) -> CompletionRequest:
-        if self.max_tokens == 0 and not self.echo:
-            raise refuse("max_tokens", "max_tokens: 0 is of use only with echo")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise refuse("max_tokens", "max_tokens: 0 is of use only with echo or prompt_logprobs")
         return self
 
     def sampling(self) -> SamplingParams:
         """Return the parameters; with echo and logprobs the prompt is scored, too."""
         return self._sampling(
-            max_tokens=self.max_tokens, logprobs=self.logprobs, prompt_logprobs=self.logprobs if self.echo else None
+            max_tokens=self.max_tokens, logprobs=self.logprobs, echoed=self.logprobs if self.echo else None
         )

@@ -160,7 +160,10 @@ class Service:
         return b"" if self._metrics is None else self._metrics.render()
 
     async def prepare(self, work: Callable[[], T], characters: int) -> T:
-        """Run a piece of text processing: short ones here, long ones on a thread of their own."""
+        """Run a piece of text processing: short ones here, long ones on a thread of their own.
+
+        `characters`: of the text, or what costs as much.
+        """
         if characters <= INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)

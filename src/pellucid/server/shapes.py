@@ -15,19 +15,13 @@ from pellucid.errors import PellucidError
 from pellucid.server.choices import Piece, Usage, characters, token_bytes
 from pellucid.server.errors import error_body
 from pellucid.server.openai import StreamOptions
+from pellucid.server.scores import LOWEST, PromptLogprobs, PromptScores, Scores, Top
 from pellucid.text.read import Reader, Reads, Said
 from pellucid.text.tools import CallDelta
 
 if TYPE_CHECKING:
     from pellucid.engine.events import TokenEvent
     from pellucid.text.tokenizer import Tokenizer
-
-Top = Sequence[tuple[int, float]]
-"""The likeliest (token, logprob) at a place, and the token that stands there."""
-Scores = Sequence[Top | None]
-"""For each token of a prompt; None for the first."""
-LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot write."""
 
 
 class TopLogprob(TypedDict):
@@ -104,6 +98,7 @@ class ChatCompletion(TypedDict, total=False):
     created: int
     model: str
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs
     usage: Usage
     warnings: list[str]
 
@@ -114,6 +109,7 @@ class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
     finish_reason: str
     stop_reason: int | str | None
 
@@ -214,6 +210,7 @@ class ChatShape(_OpenAI):
         top: int | None,
         options: StreamOptions | None = None,
         reads: Reads | None = None,
+        scores: PromptScores | None = None,
     ) -> None:
         """Write for one request.
 
@@ -226,6 +223,7 @@ class ChatShape(_OpenAI):
             top: how many of the likeliest tokens to name; None: no logprobs.
             options: what a stream carries besides text.
             reads: what stands in answers besides text; None: nothing.
+            scores: of the prompt's tokens; None: they were not asked for.
         """
         super().__init__(id, created, model, warnings, options or StreamOptions())
         self._tokenizer = tokenizer
@@ -233,6 +231,7 @@ class ChatShape(_OpenAI):
         self._begun: set[int] = set()
         self._readers: dict[int, Reader] = {}
         self._reads = reads
+        self._scores = scores
 
     def _read(self, piece: Piece) -> Said:
         """Return what a piece says, read for thoughts and calls."""
@@ -286,7 +285,10 @@ class ChatShape(_OpenAI):
             }
             for piece in pieces
         ]
-        return self._chunk("chat.completion", choices) | {"usage": usage}
+        answer = self._chunk("chat.completion", choices)
+        if self._scores is not None:
+            answer["prompt_logprobs"] = self._scores.written(self._tokenizer)
+        return answer | {"usage": usage}
 
     def _logprobs(self, events: Sequence[TokenEvent]) -> ChatLogprobs | None:
         if self._top is None:
@@ -346,11 +348,16 @@ class CompletionShape(_OpenAI):
         self._tokenizer = tokenizer
         self._top = top
         self._echoes: dict[int, tuple[str, Sequence[int], Scores]] = {}
+        self._scores: dict[int, PromptScores] = {}
         self._offsets: dict[int, int] = {}
 
     def echo(self, choice: int, text: str, tokens: Sequence[int], scores: Scores) -> None:
         """Begin the answer of a choice with its prompt; `scores` is read when the first piece is written."""
         self._echoes[choice] = (text, tokens, scores)
+
+    def score(self, choice: int, scores: PromptScores) -> None:
+        """Give the whole answer of a choice the scores of its prompt."""
+        self._scores[choice] = scores
 
     def _choices(self, piece: Piece) -> Iterable[dict[str, Any]]:
         text, logprobs = self._text(piece)
@@ -379,6 +386,8 @@ class CompletionShape(_OpenAI):
                     "stop_reason": piece.stop_reason,
                 }
             )
+            if piece.choice in self._scores:
+                choices[-1]["prompt_logprobs"] = self._scores[piece.choice].written(self._tokenizer)
         return self._chunk("text_completion", choices) | {"usage": usage}
 
     def _text(self, piece: Piece) -> tuple[str, CompletionLogprobs | None]:
@@ -388,8 +397,9 @@ class CompletionShape(_OpenAI):
         if self._top is None:
             return text, None
         entries: list[tuple[int, float | None, Top | None]] = [
-            (token, None if top is None else dict(top)[token], top) for token, top in zip(tokens, scores, strict=False)
-        ]
+            (token, None, None) if top is None else (token, dict(top)[token], top[: self._top])
+            for token, top in zip(tokens, scores, strict=False)
+        ]  # there are more of the likeliest if prompt_logprobs asks for more
         entries += [(event.token, event.logprob, event.top) for event in piece.tokens]
         return text, self._logprobs(piece.choice, entries)
 

@@ -93,17 +93,19 @@ class Answer(Response):
             if self._stream:
                 await self._send_events(send)
                 return
-            response = Response(to_json(await self._whole()), media_type="application/json")
+            response = Response(await self._whole(), media_type="application/json")
         except PellucidError as error:
             response = error_response(error, scope)
         await response(scope, receive, send)
 
-    async def _whole(self) -> Any:
-        wholes = [Piece(choice.index) for choice in self._generation.choices]
-        async for pieces in self._generation.steps():
+    async def _whole(self) -> bytes:
+        generation = self._generation
+        wholes = [Piece(choice.index) for choice in generation.choices]
+        async for pieces in generation.steps():
             for piece in pieces:
                 wholes[piece.choice].add(piece)
-        return self._shape.whole(wholes, self._generation.usage())
+        scored = 0 if generation.params.prompt_logprobs is None else sum(map(len, generation.prompts))
+        return await self._service.prepare(lambda: to_json(self._shape.whole(wholes, generation.usage())), scored)
 
     async def _send_events(self, send: Send) -> None:
         shape, usage = self._shape, self._generation.usage

@@ -13,6 +13,7 @@ from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.openai import ChatRequest
 from pellucid.server.prompts import chat_prompt
+from pellucid.server.scores import PromptScores
 from pellucid.server.service import Service
 from pellucid.server.shapes import ChatCompletion, ChatShape
 from pellucid.server.stream import Answer
@@ -48,5 +49,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         top=generation.params.logprobs,
         options=body.stream_options,
         reads=reads,
+        scores=None
+        if body.prompt_logprobs is None
+        else PromptScores.of(generation.choices[0].seq, body.prompt_logprobs),
     )
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)

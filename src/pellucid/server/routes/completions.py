@@ -12,6 +12,7 @@ from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.openai import CompletionRequest
 from pellucid.server.prompts import completion_prompts, prompt_text
+from pellucid.server.scores import PromptScores
 from pellucid.server.service import Service
 from pellucid.server.shapes import Completion, CompletionShape
 from pellucid.server.stream import Answer
@@ -51,4 +52,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             prompt = choice.index // body.n
             scores = choice.seq.prompt_logprobs  # the engine fills this very list before the first token
             shape.echo(choice.index, texts[prompt], prompts[prompt], [] if scores is None else scores)
+    if body.prompt_logprobs is not None:
+        for choice in generation.choices:
+            shape.score(choice.index, PromptScores.of(choice.seq, body.prompt_logprobs))
     return Answer(service, generation, shape, stream=body.stream, private=body.stream_options.include_obfuscation)
