@@ -115,6 +115,12 @@ class Gate:
     def open(self) -> None:
         self._let.release(1_000_000)
 
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()  # else a test that fails would hang
+
 
 @contextmanager
 def asking(live: Live, body: dict[str, Any]) -> Iterator[socket.socket]:
@@ -178,8 +184,7 @@ def test_prompt_too_long_is_400_with_both_counts_never_cut(real: Live) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_disconnect_stops_generation_within_one_step_and_pages_return(stream: bool) -> None:
-    with toy_llm(ctx=4096, kv_pages=512) as llm, running(llm) as live:
-        gate = Gate(llm)
+    with toy_llm(ctx=4096, kv_pages=512) as llm, running(llm) as live, Gate(llm) as gate:
         left_after(live, gate, {"prompt": "l>", "max_tokens": 3000, "n": 3, "stream": stream}, 5)
         stats = llm.engine.stats
         assert gate.made == 6  # the one that was being made when the client left is the last
@@ -187,16 +192,16 @@ def test_disconnect_stops_generation_within_one_step_and_pages_return(stream: bo
 
 
 def test_what_an_aborted_prompt_computed_stays_in_the_prefix_cache() -> None:
-    with toy_llm(token_budget=16) as llm, running(llm) as live:
-        gate, prompt = Gate(llm), "l" + "y" * 100 + ">"
+    with toy_llm(token_budget=16) as llm, running(llm) as live, Gate(llm) as gate:
+        prompt = "l" + "y" * 100 + ">"
         left_after(live, gate, {"prompt": prompt, "max_tokens": 9}, 3)
         assert gate.made == 4 and llm.engine.stats.generated_tokens == 0
         assert cached(live.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 1}).json()) == 4 * 16
 
 
 def test_what_an_aborted_answer_computed_stays_in_the_prefix_cache() -> None:
-    with toy_llm() as llm, running(llm) as live:
-        gate, prompt = Gate(llm), "l" + "y" * 62 + ">"
+    with toy_llm() as llm, running(llm) as live, Gate(llm) as gate:
+        prompt = "l" + "y" * 62 + ">"
         left_after(live, gate, {"prompt": prompt, "max_tokens": 300, "temperature": 0, "stream": True}, 40)
         again = live.post(COMPLETIONS, {"prompt": prompt + "x" * 60, "max_tokens": 1}).json()
         assert cached(again) == 96  # the full pages of 64 tokens of the prompt and 40 of the answer
@@ -283,6 +288,11 @@ def test_prompt_logprobs_are_right_with_a_prefix_hit(real: Live) -> None:
         tokens = [entry[str(id)] for id, entry in zip(drawn, found[len(ids) :], strict=True)]
         assert [token["logprob"] for token in tokens] == said["token_logprobs"]
         assert {token["rank"] for token in tokens} == {1}
+    # A rank is among all tokens, not among those that were asked for.
+    alone, among = (prompt_logprobs(real, COMPLETIONS, {"prompt": TEXT}, most)[1:] for most in (0, 20))
+    ranks = [token["rank"] for entry in alone for token in entry.values()]
+    assert ranks == [next(iter(entry.values()))["rank"] for entry in among]
+    assert any(1 < rank <= 20 for rank in ranks) and max(ranks) > 20
     # An echo that names fewer of the likeliest is none the other's.
     both = {"prompt": TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 0}
     choice = real.post(COMPLETIONS, both).json()["choices"][0]
@@ -444,8 +454,8 @@ def test_broken_json_in_history_does_not_fail_the_request(in_template: bool) -> 
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_double_bos_never(adds: bool) -> None:
-    """Whoever writes it: tokenizer, template, both, or the client itself as text."""
-    for template in ("{{ bos_token }}", "", "<s>"):
+    """Whoever writes it: tokenizer, template, both, the template twice, or the client itself as text."""
+    for template in ("{{ bos_token }}", "", "<s>", "<s>{{ bos_token }}"):
         tokens = replace(source(template + "<user>{{ messages[0].content }}<bot>"), add_bos=adds)
         tokenizer = Tokenizer.from_source(tokens)
         config = EngineConfig(threads=1, ctx=512, kv_pages=64)
@@ -489,8 +499,13 @@ def test_token_ids_equal_those_of_the_original_tokenizer(real: Live) -> None:
 
 
 def test_queue_full_is_429_with_retry_after() -> None:
-    with toy_llm(max_seqs=1, max_queue=2) as llm, running(llm) as live, ThreadPoolExecutor(3) as pool:
-        gate, body = Gate(llm), {"prompt": "l>", "max_tokens": 5}
+    with (
+        toy_llm(max_seqs=1, max_queue=2) as llm,
+        running(llm) as live,
+        ThreadPoolExecutor(3) as pool,
+        Gate(llm) as gate,
+    ):
+        body = {"prompt": "l>", "max_tokens": 5}
         taken = [pool.submit(live.post, COMPLETIONS, body) for _ in range(3)]
         until(lambda: llm.worker.pending == 3 and gate.waits)
         for path, asked in ((COMPLETIONS, body), (CHAT, {"messages": [{"role": "user", "content": "a"}]})):
@@ -514,8 +529,7 @@ def test_idle_server_uses_no_cpu(real: Live) -> None:
 
 
 def test_a_stalled_engine_turns_ready_503_within_5_seconds() -> None:
-    with toy_llm() as llm, running(llm) as live, ThreadPoolExecutor(1) as pool:
-        gate = Gate(llm)
+    with toy_llm() as llm, running(llm) as live, ThreadPoolExecutor(1) as pool, Gate(llm) as gate:
         answer = pool.submit(live.post, COMPLETIONS, {"prompt": "a>", "max_tokens": 3})
         until(lambda: gate.waits)
         assert live.http.get("/ready").status_code == 200
