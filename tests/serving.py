@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import httpx
 from pellucid.llm import LLM
 from pellucid.server.app import create_app
 from pellucid.server.service import Service
+from pellucid.server.tls import Certificate
 from pellucid.server.transport import Server, bind
 
 
@@ -30,7 +32,7 @@ class Live:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return str(self.http.base_url).rstrip("/")
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -87,17 +89,19 @@ def slow(llm: LLM, seconds: float) -> LLM:
 
 
 @contextmanager
-def running(llm: LLM | None, **options: Any) -> Iterator[Live]:
-    """Serve a model; `options` are those of create_app."""
+def running(llm: LLM | None, *, certificate: Certificate | None = None, **options: Any) -> Iterator[Live]:
+    """Serve a model, over TLS if there is a certificate; `options` are those of create_app."""
     app = create_app(llm, **options)
-    server = Server(app)
+    server = Server(app, certificate.context if certificate else None)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     key = options.get("api_key")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60, trust_env=False) as http:
+    url = f"http{'s' if certificate else ''}://127.0.0.1:{port}"
+    trust = ssl.create_default_context(cafile=certificate.certfile) if certificate else True
+    with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=trust) as http:
         try:
             yield Live(llm, server, app.state.service, port, http)  # type: ignore[arg-type]
         finally:

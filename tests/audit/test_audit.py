@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import ssl
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +17,15 @@ import httpx
 import pytest
 
 from pellucid.audit.findings import RULES, Finding, Report, Severity
+from pellucid.audit.network import check_tls
 from pellucid.audit.run import audit
 from pellucid.audit.supply import template_risks
 from pellucid.audit.target import Target
 from pellucid.audit.write import as_json, as_sarif
 from pellucid.errors import ConfigError, UnreachableError
-from serving import running, until
+from pellucid.server.tls import Certificate
+from selfsigned import selfsigned
+from serving import running, slow, until
 from toymodel import TEMPLATE, toy_llm
 
 BROKEN = Path(__file__).with_name("broken.py")
@@ -52,7 +57,7 @@ def model(folder: Path, *, record: bytes, mode: int = 0o644) -> None:
 
 FAULTS: dict[str, tuple[str, str]] = {
     "no-key": ("PELLUCID_API_KEY=", "GET /v1/models answers 200 without a key"),
-    "plaintext": ("proxy with TLS", "plain HTTP"),
+    "plaintext": ("--ssl-certfile CERT --ssl-keyfile KEY", "plain HTTP"),
     "any-host": ("--allowed-host", "attacker.example"),
     "any-origin": ("CORS", "Access-Control-Allow-Origin: *"),
     "open-route": ("only /health and /ready", "GET /admin → 200"),
@@ -136,7 +141,7 @@ def test_private_streams_pass() -> None:
 
     for private in (False, True):
         scripts = {"O": "Once there was a very long and winding road."}
-        with toy_llm(scripts=scripts) as llm, running(llm, private_stream=private) as live:
+        with slow(toy_llm(scripts=scripts), 0.02) as llm, running(llm, private_stream=private) as live:
             report = Report(live.url)
             check_stream(Target(live.url, None), None, report)
         assert [finding.rule for finding in report.findings] == ([] if private else ["stream-sizes"])
@@ -181,6 +186,45 @@ def test_sarif() -> None:
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
     assert sarif["version"] == "2.1.0" and {rule["id"] for rule in run["tool"]["driver"]["rules"]} == set(RULES)
+
+
+@pytest.mark.parametrize("days", [30, 3])
+def test_tls_is_looked_at(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certfile, keyfile = selfsigned(tmp_path, days=days)
+    with toy_llm() as llm, running(llm, certificate=Certificate(certfile, keyfile)) as live:
+        report = Report(live.url)
+        check_tls(Target(live.url, None, certificate=certfile), report)
+        with pytest.raises(UnreachableError, match=r"not to be trusted: self.signed certificate.*SSL_CERT_FILE"):
+            audit(Target(live.url, None), slow=False)
+        with pytest.raises(UnreachableError, match="give the address with https://"):
+            audit(Target(live.url.replace("https", "http"), None), slow=False)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certfile))
+        whole = audit(Target(live.url.replace("127.0.0.1", "localhost"), None), slow=False)
+    assert [finding.rule for finding in report.findings] == ([] if days == 30 else ["certificate-ends"])
+    assert any("encrypted (TLSv1.3)" in told for told in report.passed)
+    assert all(finding.severity < Severity.HIGH for finding in whole.findings), whole
+    assert "TLS" not in whole.unchecked and any("encrypted" in told for told in whole.passed)
+
+
+def test_old_tls_is_found(tmp_path: Path) -> None:
+    certfile, keyfile = selfsigned(tmp_path)
+    certificate = Certificate(certfile, keyfile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        certificate.context.minimum_version = ssl.TLSVersion.TLSv1
+    certificate.context.set_ciphers("ALL:@SECLEVEL=0")
+    with toy_llm() as llm, running(llm, certificate=certificate) as live:
+        report = Report(live.url)
+        check_tls(Target(live.url, None, certificate=certfile), report)
+    assert [(finding.rule, finding.severity) for finding in report.findings] == [("old-tls", Severity.HIGH)]
+
+
+def test_strict_over_tls(tmp_path: Path, smollm2_path: Path) -> None:
+    certfile, keyfile = selfsigned(tmp_path)
+    words = ["--strict", "--threads", "1", "--ssl-certfile", str(certfile), "--ssl-keyfile", str(keyfile)]
+    with pellucid_serve("smollm2", *words, PELLUCID_API_KEY=KEY) as (url, _):
+        assert url.startswith("https://")
+        assert httpx.get(f"{url}/ready", verify=ssl.create_default_context(cafile=certfile)).status_code == 200
 
 
 def test_what_is_no_server() -> None:

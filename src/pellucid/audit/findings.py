@@ -36,6 +36,8 @@ RULES: dict[str, Rule] = {
     "any-host": Rule("Any name in the Host header is answered, so a web page can reach the server", 350, _EXPOSED),
     "any-origin": Rule("Pages of other origins may call the server", 346, _EXPOSED),
     "plaintext": Rule("Prompts and keys cross the network in plain text", 319, _EXPOSED),
+    "old-tls": Rule("Connections with a version of TLS that is broken are taken", 327, _EXPOSED),
+    "certificate-ends": Rule("The certificate is about to end", 298, _EXPOSED),
     "extra-socket": Rule("The process listens on more than the API's address", 668, _EXPOSED),
     "no-limit": Rule("A bound on what one request may cost is missing", 770, _UNBOUNDED),
     "over-capacity": Rule("One admitted request may take most of the server", 770, _UNBOUNDED),

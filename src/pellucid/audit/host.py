@@ -9,10 +9,11 @@ from pathlib import Path
 import psutil
 
 from pellucid.audit.findings import Report, Severity
+from pellucid.server.tls import OTHERS
 
 KEY_OPTIONS = ("--api-key",)
-KEY_FILES = ("--api-key-file", "--keys", "--tls-key", "--ssl-keyfile")
-KEY_FILE_VARIABLES = ("PELLUCID_API_KEY_FILE", "PELLUCID_KEYS", "PELLUCID_TLS_KEY")
+KEY_FILES = {"--api-key-file": "PELLUCID_API_KEY_FILE", "--ssl-keyfile": "PELLUCID_SSL_KEYFILE"}
+"""Option → its variable."""
 
 
 def check_process(process: psutil.Process | None, report: Report) -> None:
@@ -58,16 +59,17 @@ def _keys(process: psutil.Process, report: Report) -> None:
             f"process {process.pid} was started with {option}; `ps` shows the key to every user",
             "change it, and give the new one as PELLUCID_API_KEY in the environment, or in a file of mode 600",
         )
-    paths = [_value(words, option) for option in KEY_FILES] + [process.environ().get(n) for n in KEY_FILE_VARIABLES]
+    variables = process.environ()
+    paths = [_value(words, option) or variables.get(name) for option, name in KEY_FILES.items()]
     files = [Path(process.cwd(), path) for path in paths if path]
     for path in files:
         if not path.is_file():
             continue
         mode = path.stat().st_mode
-        if sys.platform != "win32" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if sys.platform != "win32" and mode & OTHERS:
             report.add("key-file-mode", Severity.HIGH, f"{path} has mode {stat.filemode(mode)}", f"chmod 600 {path}")
         else:
-            report.passed.append(f"{path.name} is its owner's alone")
+            report.passed.append(f"others may not read {path.name}")
     if not options:
         report.passed.append("no key stands on the command line")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
+import time
+import warnings
 from typing import TYPE_CHECKING
 
 import psutil
 
 from pellucid.audit.findings import Report, Severity
 from pellucid.audit.target import Target, fields, listening
+from pellucid.errors import UnreachableError
 from pellucid.server.auth import is_loopback
 from pellucid.server.manifest import OPEN
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STRANGER = "attacker.example"
+SOON = 14
+"""Days before the end of a certificate."""
 NEW_KEY = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
@@ -42,9 +49,7 @@ def check_sockets(target: Target, process: psutil.Process | None, report: Report
             )
         else:
             report.passed.append("one socket is open: the API's")
-    if target.tls:
-        report.passed.append("the connection is encrypted")
-    elif open_to_others:
+    if not target.tls and open_to_others:
         proxied = process is not None and behind_proxy(process)
         report.add(
             "plaintext",
@@ -53,20 +58,59 @@ def check_sockets(target: Target, process: psutil.Process | None, report: Report
             + (", behind a proxy as it was told" if proxied else ""),
             "see to it that only the proxy reaches this address"
             if proxied
-            else "serve loopback (leave --host out) and put a proxy with TLS in front of it",
+            else "serve with --ssl-certfile CERT --ssl-keyfile KEY, or leave --host out and put a proxy with TLS in "
+            "front of it",
         )
+
+
+def check_tls(target: Target, report: Report) -> None:
+    """What is encrypted is so by a version of TLS that holds, and with a certificate that will not end soon."""
+    if not target.tls:
+        return
+    with target.connect() as s:
+        if not isinstance(s, ssl.SSLSocket):
+            return
+        version, end = s.version(), ssl.cert_time_to_seconds(str((s.getpeercert() or {})["notAfter"]))
+    days = (end - time.time()) / 86400
+    if days < SOON:
+        report.add(
+            "certificate-ends",
+            Severity.MEDIUM,
+            f"the certificate ends in {days:.0f} days; clients refuse it from then on",
+            "renew it, put the new one in the place of the old, and send the process SIGHUP",
+        )
+    if _takes_old(target):
+        report.add(
+            "old-tls",
+            Severity.HIGH,
+            "a connection with TLS 1.1 or older was taken",
+            "have what ends TLS there ask for 1.2 or later; `pellucid serve --ssl-certfile` does",
+        )
+    else:
+        report.passed.append(f"the connection is encrypted ({version}), the certificate holds for {days:.0f} days")
+
+
+def _takes_old(target: Target) -> bool:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")  # else this side refuses
+    try:
+        target.connect(old).close()
+    except UnreachableError:
+        return False
+    return True
 
 
 def behind_proxy(process: psutil.Process) -> bool:
     """Whether the server was told that a proxy with TLS stands before it."""
-    return "--behind-tls-proxy" in process.cmdline() or "PELLUCID_BEHIND_TLS_PROXY" in _variables(process)
-
-
-def _variables(process: psutil.Process) -> set[str]:
-    try:
-        return set(process.environ())
-    except (psutil.Error, OSError):
-        return set()
+    with contextlib.suppress(psutil.Error, OSError):
+        if "--behind-tls-proxy" in process.cmdline():
+            return True
+        return process.environ().get("PELLUCID_BEHIND_TLS_PROXY", "").lower() in ("1", "true", "t", "yes", "y", "on")
+    return False
 
 
 def routes(target: Target) -> Iterator[tuple[str, str]]:

@@ -25,11 +25,15 @@ def audit(target: Target, *, second_key: str | None = None, slow: bool = True) -
     health, version = target.ask("/health"), target.ask("/version")
     told = fields(version.json()).get("version")
     if health.status not in (200, 503) or (version.status == 200 and not isinstance(told, str)):
-        raise UnreachableError(f"{target.url} answers, but not as a Pellucid server does (/health: {health.status})")
+        hint = "" if target.tls or health.status else "; if it speaks TLS, give the address with https://"
+        raise UnreachableError(
+            f"{target.url} answers, but not as a Pellucid server does (/health: {health.status}){hint}"
+        )
     report = Report(target.url, str(told or ""))
     process = target.process()
     checks: dict[str, Callable[[], None]] = {
         "sockets": lambda: network.check_sockets(target, process, report),
+        "TLS": lambda: network.check_tls(target, report),
         "keys": lambda: network.check_keys(target, process, report),
         "names": lambda: network.check_names(target, process, report),
         "bounds": lambda: bounds.check_bounds(target, report, slow=slow),

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -45,8 +46,15 @@ class Answer:
 class Target:
     """A server."""
 
-    def __init__(self, url: str, api_key: str | None, timeout: float = 10.0) -> None:
-        """Look at `url`, with or without /v1 at its end. Raises ConfigError for what is no address of a server."""
+    def __init__(
+        self, url: str, api_key: str | None, timeout: float = 10.0, *, certificate: Path | None = None
+    ) -> None:
+        """Look at `url`, with or without /v1 at its end; over TLS the certificate is verified, as clients do.
+
+        `certificate`: file of the one that the server must show, whatever its name and its issuer.
+
+        Raises ConfigError for what is no address of a server.
+        """
         base = url.rstrip("/").removesuffix("/v1")
         base = base if "://" in base else f"http://{base}"
         try:
@@ -63,14 +71,23 @@ class Target:
         self.port = parsed.port or (443 if self.tls else 80)
         self.key = api_key
         self._timeout = timeout
+        self._trust = ssl.create_default_context(cafile=certificate)
+        if certificate is not None:
+            self._trust.check_hostname = False
+            self._trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
-    def connect(self) -> socket.socket:
-        """Open a connection. Raises UnreachableError."""
+    def connect(self, tls: ssl.SSLContext | None = None) -> socket.socket | ssl.SSLSocket:
+        """Open a connection, over TLS as `tls` has it if it is given. Raises UnreachableError."""
         try:
             plain = socket.create_connection((self.host, self.port), timeout=self._timeout)
             if not self.tls:
                 return plain
-            return ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
+            return (tls or self._trust).wrap_socket(plain, server_hostname=self.host)
+        except ssl.SSLCertVerificationError as error:
+            raise UnreachableError(
+                f"the certificate of {self.url} is not to be trusted: {error.verify_message}; audit it by a name that "
+                "it holds, and if its issuer is your own, with SSL_CERT_FILE=ISSUER.pem"
+            ) from None
         except OSError as error:
             raise UnreachableError(f"{self.url} does not answer: {error}; is `pellucid serve` running there?") from None
 

@@ -14,6 +14,8 @@ import typer
 from pellucid.cli import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import RenderableType
 
     from pellucid.audit.findings import Report
@@ -54,14 +56,14 @@ def audit(
         raise typer.Exit(HIGH)
 
 
-def refuse_high(url: str, api_key: str | None) -> None:
+def refuse_high(url: str, api_key: str | None, certificate: Path | None) -> None:
     """Raise ConfigError if a quick audit finds anything High; it says each fault and its fix."""
     from pellucid.audit.findings import RULES, Severity
     from pellucid.audit.run import audit as look
     from pellucid.audit.target import Target
     from pellucid.errors import ConfigError
 
-    report = look(Target(url, api_key), slow=False)
+    report = look(Target(url, api_key, certificate=certificate), slow=False)
     high = [finding for finding in report.sorted() if finding.severity is Severity.HIGH]
     if high:
         told = "; ".join(f"{RULES[f.rule].title} ({f.evidence}): {f.fix}" for f in high)

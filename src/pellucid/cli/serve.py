@@ -27,7 +27,7 @@ def serve(
         ),
     ] = DEFAULT_MODEL,
     host: Annotated[
-        str, typer.Option(envvar="PELLUCID_HOST", help="Address to listen on; others than loopback need a key")
+        str, typer.Option(envvar="PELLUCID_HOST", help="Address to listen on; others than loopback need a key and TLS")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(envvar="PELLUCID_PORT", help="Port to listen on; 0: any that is free", min=0, max=65535)
@@ -47,6 +47,26 @@ def serve(
             help="File of keys, each with scopes and limits; `pellucid keys new` makes it, SIGHUP has it read again",
         ),
     ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PELLUCID_SSL_CERTFILE", help="Chain of certificates in PEM: speak TLS; SIGHUP has it read again"
+        ),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PELLUCID_SSL_KEYFILE", help="Key of the certificate in PEM, mode 600; default: in the same file"
+        ),
+    ] = None,
+    behind_tls_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--behind-tls-proxy",
+            envvar="PELLUCID_BEHIND_TLS_PROXY",
+            help="Allow plain HTTP beyond loopback: only a proxy that speaks TLS reaches the address",
+        ),
+    ] = False,
     served_model_name: Annotated[
         str | None, typer.Option(envvar="PELLUCID_SERVED_MODEL_NAME", help="Name that clients use; default: MODEL")
     ] = None,
@@ -151,6 +171,7 @@ def serve(
     from pellucid.server.serve import serve as serve_forever
 
     notes: list[str] = []
+    tls = ssl_certfile is not None
 
     def load() -> LLM:
         from pellucid.cli import verify
@@ -178,11 +199,11 @@ def serve(
     def check(host: str, port: int) -> None:
         from pellucid.cli.audit import refuse_high
 
-        refuse_high(address(host, port), api_key)
+        refuse_high(address(host, port, tls), api_key, ssl_certfile)
 
     def ready(llm: LLM, host: str, port: int) -> None:
         keyed = api_key is not None or api_key_file is not None
-        lines = [banner(llm, served_model_name or model, host, port, keyed), *notes]
+        lines = [banner(llm, served_model_name or model, host, port, keyed, tls), *notes]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     serve_forever(
@@ -192,6 +213,9 @@ def serve(
         name=served_model_name or model,
         api_key=api_key,
         api_key_file=api_key_file,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        behind_tls_proxy=behind_tls_proxy,
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
         limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),
@@ -200,16 +224,16 @@ def serve(
     )
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, tls: bool = False) -> str:
     """A URL by which this machine reaches the server."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"http{'s' * tls}://{shown}:{port}"
 
 
-def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
+def banner(llm: LLM, name: str, host: str, port: int, keyed: bool, tls: bool) -> str:
     """What an operator wants to know at the start: model, address, room, and how to ask something."""
     config, pool = llm.config, llm.engine.pool
-    url = address(host, port)
+    url = address(host, port, tls)
     key = ' -H "Authorization: Bearer $PELLUCID_API_KEY"' if keyed else ""
     body = '{"messages": [{"role": "user", "content": "What is a transformer?"}], "max_tokens": 99, "stream": true}'
     lines = [
@@ -220,8 +244,8 @@ def banner(llm: LLM, name: str, host: str, port: int, keyed: bool) -> str:
         f"    -d '{body}'",
         "  Ctrl-C lets running answers finish; a second one ends at once",
     ]
-    if not _loopback(host):
-        lines.append(f"  warning: {host} is not loopback and this is plain HTTP; put a TLS proxy in front of it")
+    if not tls and not _loopback(host):
+        lines.append(f"  plain HTTP beyond loopback: see to it that only the proxy with TLS reaches {host} port {port}")
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from pellucid.server.auth import is_loopback
 from pellucid.server.keys import Keyring
 from pellucid.server.limits import Limits
 from pellucid.server.service import Service
+from pellucid.server.tls import Certificate
 from pellucid.server.transport import Server, bind
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def serve(
     name: str | None = None,
     api_key: str | None = None,
     api_key_file: Path | None = None,
+    ssl_certfile: Path | None = None,
+    ssl_keyfile: Path | None = None,
+    behind_tls_proxy: bool = False,
     allowed_hosts: Iterable[str] = (),
     limits: Limits | None = None,
     inspect: bool | None = None,
@@ -50,11 +54,14 @@ def serve(
 
     Args:
         llm: the model, or what loads it; it is loaded while the server already answers /health and /ready.
-        host: address to listen on; others than loopback need an API key.
+        host: address to listen on; others than loopback need an API key, and TLS or `behind_tls_proxy`.
         port: TCP port; 0: any that is free.
         name: under which the model is served; None: its own name.
         api_key: what clients must bring as a bearer token.
         api_key_file: file of keys, each with what it may do (server/keys.py); read again on SIGHUP.
+        ssl_certfile: chain of certificates in PEM, for TLS; read again on SIGHUP, with its key.
+        ssl_keyfile: its key; None: it stands in `ssl_certfile`.
+        behind_tls_proxy: only a proxy that speaks TLS reaches the address, so plain HTTP is well beyond loopback, too.
         allowed_hosts: names besides those of loopback under which a loopback server answers.
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
@@ -64,16 +71,14 @@ def serve(
         ready: told when requests are served.
 
     Raises:
-        ConfigError: an address that cannot be had, or may not be had without a key.
+        ConfigError: an address that cannot be had, or may not be had without a key or in plain text; keys or a
+            certificate that cannot be used.
         PellucidError: what loading the model raised.
     """
     keys = Keyring(None if api_key is None else Secret(api_key), api_key_file)
-    if not is_loopback(host) and not keys.required:
-        raise ConfigError(
-            f"--host {host} would let anyone on the network in; set a key (PELLUCID_API_KEY=..., or --api-key-file), "
-            "or leave --host out to serve this machine only",
-            param="host",
-        )
+    certificate = _certificate(ssl_certfile, ssl_keyfile)
+    if not is_loopback(host):
+        _check_exposed(host, keyed=keys.required, encrypted=certificate is not None or behind_tls_proxy)
     _leave_no_core()
     app = create_app(
         None if callable(llm) else llm,
@@ -85,14 +90,19 @@ def serve(
         private_stream=private_stream,
     )
     with bind(host, port) as listener:
-        server = Server(app)
+        server = Server(app, None if certificate is None else certificate.context)
         address = listener.getsockname()
 
         async def run() -> None:
             model: LLM | None = None
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            if api_key_file is not None and sys.platform != "win32":
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, keys)
+            files: list[tuple[Path, Callable[[], None]]] = []
+            if api_key_file is not None:
+                files.append((api_key_file, keys.reload))
+            if certificate is not None:
+                files.append((certificate.certfile, certificate.reload))
+            if files and sys.platform != "win32":
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, files)
             try:
                 service: Service = app.state.service
                 service.checking = check is not None
@@ -114,14 +124,42 @@ def serve(
         asyncio.run(run())
 
 
-def _read_again(keys: Keyring) -> None:
-    """Read the file of keys; what is wrong with it is told, and the keys that held before still hold."""
-    try:
-        keys.reload()
-    except ConfigError as error:
-        print(f"warning: the keys were not read again: {error}", file=sys.stderr, flush=True)
-    else:
-        print(f"{len(keys)} keys hold from now on", file=sys.stderr, flush=True)
+def _certificate(certfile: Path | None, keyfile: Path | None) -> Certificate | None:
+    if certfile is not None:
+        return Certificate(certfile, keyfile)
+    if keyfile is not None:
+        raise ConfigError(
+            f"--ssl-keyfile {keyfile} is a key without a certificate; give that with --ssl-certfile",
+            param="ssl_certfile",
+        )
+    return None
+
+
+def _check_exposed(host: str, *, keyed: bool, encrypted: bool) -> None:
+    """Raise ConfigError where others could come in without a key, or read what passes."""
+    faults: list[str] = []
+    if not keyed:
+        faults.append(
+            f"--host {host} would let anyone on the network in; set a key (PELLUCID_API_KEY=..., or --api-key-file)"
+        )
+    if not encrypted:
+        faults.append(
+            ("it" if faults else f"--host {host}") + " would send keys and prompts over the network in plain text; "
+            "give --ssl-certfile CERT --ssl-keyfile KEY, or say --behind-tls-proxy if only such a proxy reaches it"
+        )
+    if faults:
+        raise ConfigError(f"{'; '.join(faults)}; or leave --host out to serve this machine only", param="host")
+
+
+def _read_again(files: Iterable[tuple[Path, Callable[[], None]]]) -> None:
+    """Read files of keys and certificates; what is wrong with one is told, and what held before still holds."""
+    for file, read in files:
+        try:
+            read()
+        except ConfigError as error:
+            print(f"warning: {file} was not read again: {error}", file=sys.stderr, flush=True)
+        else:
+            print(f"{file} was read again and holds from now on", file=sys.stderr, flush=True)
 
 
 def _leave_no_core() -> None:

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
@@ -32,6 +33,8 @@ log = logging.getLogger("pellucid.server")
 
 LINGER = 2.0
 """Seconds for which the rest of a request is read and thrown away after it was answered early."""
+FAREWELL = 0.5
+"""Seconds that the client of an idle TLS connection has to answer its end when the server stops."""
 LINGER_BYTES = 64 << 20
 """Most that is thrown away so."""
 
@@ -59,6 +62,8 @@ class Gentle:
         """Close; the second time at once."""
         if not self.is_closing() and self._linger():
             self.lingering = True
+            if not self._transport.can_write_eof():  # TLS has no end of one side alone
+                return
             try:
                 self._transport.write_eof()
                 return
@@ -131,6 +136,12 @@ class Connection(H11Protocol):
         if not self.transport.is_closing() and self.conn.their_state is h11.SEND_BODY:
             self._set_deadline("rest", LINGER)
 
+    def shutdown(self) -> None:
+        """Close if idle. A client that does not answer TLS's farewell is not waited for."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.can_write_eof():
+            self.loop.call_later(FAREWELL, self.transport.abort)
+
     def _linger(self) -> bool:
         """Read on for a while before the close if the client is still sending; whoever answers it is done."""
         if self.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
@@ -187,9 +198,10 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its ticking, and with an orderly end."""
+    """uvicorn's server without its ticking, with an orderly end, and with a deadline for TLS handshakes."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, tls: ssl.SSLContext | None = None) -> None:
+        """Serve `app`; `tls`: with it connections are encrypted."""
         self._service: Service = app.state.service
         limits = self._service.limits
         protocol: Any = type("Connection", (Connection,), {"limits": limits, "places": Places(limits.connections)})
@@ -207,8 +219,34 @@ class Server(uvicorn.Server):
             backlog=1024,
         )
         super().__init__(config)
+        self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections; a handshake that does not end is bounded as a head that does not."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise RuntimeError("the application did not start")
+
+        def connection() -> asyncio.Protocol:
+            protocol: Any = self.config.http_protocol_class
+            return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        limits, tls = self._service.limits, self._tls
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                connection,
+                sock=listener,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=None if tls is None else limits.header_time,
+                ssl_shutdown_timeout=None if tls is None else limits.write_stall,
+            )
+            for listener in sockets or []
+        ]
+        self.started = True
 
     async def main_loop(self) -> None:
         """Sleep until someone asks to stop; then let running requests finish, as long as the grace lasts."""
