@@ -25,20 +25,43 @@ void check(bool truth, const char* what) {
 }
 
 pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_p, float min_x,
-                                 float repetition, float presence, float frequency, uint64_t seed,
-                                 uint32_t choice, int32_t logprobs, int64_t held_until,
-                                 std::vector<int32_t> held_ids, const std::vector<int32_t>& bias_ids,
-                                 const std::vector<float>& bias_values, std::vector<int32_t> only_ids,
-                                 bool penalized, const std::vector<int32_t>& prompt) {
+                                 std::vector<int32_t> cuts, double top_n_sigma, uint64_t typical_p,
+                                 uint64_t xtc_probability, uint64_t xtc_threshold, double dynatemp_low,
+                                 double dynatemp_high, double dynatemp_exponent, float repetition,
+                                 float presence, float frequency, uint64_t seed, uint32_t choice,
+                                 int32_t logprobs, int64_t held_until, std::vector<int32_t> held_ids,
+                                 const std::vector<int32_t>& bias_ids, const std::vector<float>& bias_values,
+                                 std::vector<int32_t> only_ids, bool penalized,
+                                 const std::vector<int32_t>& prompt) {
   check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
   check(only_ids.empty() || (only_ids[0] >= 0 &&
                              std::is_sorted(only_ids.begin(), only_ids.end(), std::less_equal<int32_t>())),
         "only_ids are not ascending, each once");
   check(logprobs <= pellucid::kMaxLogprobs, "more logprobs than kMaxLogprobs");
-  pellucid::SampleState s{
-      temperature, top_k,     top_p,    min_x,      repetition,          presence, frequency,
-      seed,        choice,    logprobs, held_until, std::move(held_ids), {},       std::move(only_ids),
-      {},          penalized, {}};
+  for (const int32_t cut : cuts) check(cut >= 0 && cut < pellucid::kCuts, "a cut has no such number");
+  pellucid::SampleState s;
+  s.temperature = temperature;
+  s.top_k = top_k;
+  s.top_p = top_p;
+  s.min_x = min_x;
+  s.cuts = std::move(cuts);
+  s.top_n_sigma = top_n_sigma;
+  s.typical_p = typical_p;
+  s.xtc_probability = xtc_probability;
+  s.xtc_threshold = xtc_threshold;
+  s.dynatemp_low = dynatemp_low;
+  s.dynatemp_high = dynatemp_high;
+  s.dynatemp_exponent = dynatemp_exponent;
+  s.repetition = repetition;
+  s.presence = presence;
+  s.frequency = frequency;
+  s.seed = seed;
+  s.choice = choice;
+  s.logprobs = logprobs;
+  s.held_until = held_until;
+  s.held_ids = std::move(held_ids);
+  s.only = std::move(only_ids);
+  s.penalized = penalized;
   for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
   for (const int32_t id : prompt) s.seen.emplace(id, 0);
   return s;
@@ -101,9 +124,10 @@ void bind_sample(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<pellucid::SampleState>(m, "SampleState")
       .def_static("make", &make_state, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_x"_a,
-                  "repetition"_a, "presence"_a, "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a,
-                  "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a,
-                  "prompt"_a)
+                  "cuts"_a, "top_n_sigma"_a, "typical_p"_a, "xtc_probability"_a, "xtc_threshold"_a,
+                  "dynatemp_low"_a, "dynatemp_high"_a, "dynatemp_exponent"_a, "repetition"_a, "presence"_a,
+                  "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a, "held_until"_a, "held_ids"_a,
+                  "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a, "prompt"_a)
       .def("push", &pellucid::SampleState::push, "token"_a)
       .def("allow", &allow, "bits"_a)
       .def_ro("logprobs", &pellucid::SampleState::logprobs);

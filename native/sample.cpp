@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 // Clones for wider registers give the same bits: no fma, no reordering, only more lanes.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -31,7 +32,7 @@ constexpr float kNear = -10.0f;
 struct Scratch {
   std::vector<float> row, x;
   std::vector<int32_t> near;
-  std::vector<uint64_t> keys;
+  std::vector<uint64_t> keys, sorting, weights;
 };
 
 inline float exp32(float x) {
@@ -234,6 +235,189 @@ int32_t draw_by_mass(const SampleState& s, const float* x, int64_t n, uint64_t b
   return keys.empty() ? 0 : id_of(keys.back());
 }
 
+// Sorts keys whose ids ascend: by their upper halves, 11 bits at a time, which leaves equal ones in place.
+void sort_keys(std::vector<uint64_t>& keys, std::vector<uint64_t>& other) {
+  constexpr size_t kFew = 2048;
+  if (keys.size() <= kFew) {
+    std::sort(keys.begin(), keys.end());
+    return;
+  }
+  other.resize(keys.size());
+  for (int shift = 32; shift < 64; shift += 11) {
+    uint32_t starts[2048] = {};
+    for (const uint64_t key : keys) ++starts[key >> shift & 2047];
+    uint32_t sum = 0;
+    for (uint32_t& start : starts) sum += std::exchange(start, sum);
+    for (const uint64_t key : keys) other[starts[key >> shift & 2047]++] = key;
+    keys.swap(other);
+  }
+}
+
+// Standard deviation of v - best over what is above -inf, as sampling/mass.py sums it.
+WIDE double deviation(const float* v, int64_t n, float best) {
+  constexpr int kLanes = 16;
+  double lanes[kLanes] = {}, count[kLanes] = {};
+  for (int64_t i = 0; i < n; i += kLanes)
+    for (int j = 0; j < std::min<int64_t>(kLanes, n - i); ++j) {
+      const float x = v[i + j] - best;
+      lanes[j] += x > -kInf ? static_cast<double>(x) : 0.0;
+      count[j] += x > -kInf ? 1.0 : 0.0;
+    }
+  double sum = 0.0, finite = 0.0;
+  for (const double lane : lanes) sum += lane;
+  for (const double lane : count) finite += lane;
+  const double mean = sum / finite;
+  std::fill(lanes, lanes + kLanes, 0.0);
+  for (int64_t i = 0; i < n; i += kLanes)
+    for (int j = 0; j < std::min<int64_t>(kLanes, n - i); ++j) {
+      const float x = v[i + j] - best;
+      const double apart = x > -kInf ? static_cast<double>(x) - mean : 0.0;
+      lanes[j] += apart * apart;
+    }
+  sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  return std::sqrt(sum / finite);
+}
+
+// Candidates in order: sampling/cuts.py's Candidates, as the run [first, end) of sorted keys.
+struct Run {
+  std::vector<uint64_t>& keys;
+  std::vector<uint64_t>& w;
+  size_t first = 0, end = 0;
+
+  // Weighs all; those that weigh nothing are the last, and `live` of them do not.
+  void weigh() {
+    w.resize(end);
+    for (size_t i = first; i < end; ++i) w[i] = weight(x_of(keys[i]));
+  }
+  size_t live() const {
+    size_t at = end;
+    while (at > first && w[at - 1] == 0) --at;
+    return at - first;
+  }
+  uint64_t total() const {
+    uint64_t sum = 0;
+    for (size_t i = first; i < end; ++i) sum += w[i];
+    return sum;
+  }
+  float best() const { return x_of(keys[first]); }
+  double surprise() const {
+    uint64_t sum = 0;
+    for (size_t i = first, to = first + live(); i < to; ++i)
+      sum += static_cast<uint64_t>(static_cast<double>(w[i]) * -static_cast<double>(x_of(keys[i])));
+    return static_cast<double>(sum) / static_cast<double>(total());
+  }
+
+  float dynamic(const SampleState& s) const {
+    const size_t count = live();
+    if (count < 2) return static_cast<float>(s.dynatemp_low);
+    const double entropy = std::log(static_cast<double>(total())) - kLogWeightOne + surprise();
+    const double certain = std::min(1.0, std::max(0.0, entropy / std::log(static_cast<double>(count))));
+    return static_cast<float>(s.dynatemp_low +
+                              (s.dynatemp_high - s.dynatemp_low) * std::pow(certain, s.dynatemp_exponent));
+  }
+  float temper(const SampleState& s) {
+    const float scale = s.dynatemp_low < s.dynatemp_high ? dynamic(s) : s.temperature, from = best();
+    for (size_t i = first; i < end; ++i)
+      keys[i] = key_of((x_of(keys[i]) - from) / scale, static_cast<int64_t>(id_of(keys[i])));
+    // Quotients may be equal where dividends were not: then the lower id is first.
+    const auto begin = keys.begin() + static_cast<int64_t>(first),
+               last = keys.begin() + static_cast<int64_t>(end);
+    if (!std::is_sorted(begin, last)) std::sort(begin, last);
+    weigh();
+    return scale;
+  }
+  // Ends the run before the first that is below x, but not before its first.
+  void from_x(float least) {
+    while (end > first + 1 && x_of(keys[end - 1]) < least) --end;
+  }
+  void min_x(float least) {
+    const float from = best();
+    while (end > first + 1 && x_of(keys[end - 1]) - from < least) --end;
+  }
+  void top_share(uint64_t part) {
+    const uint64_t need = std::max<uint64_t>(1, share53(part, total()));
+    uint64_t sum = 0;
+    size_t at = first;
+    while (at < end && sum < need) sum += w[at++];
+    end = at;
+  }
+  void typical(uint64_t part) {
+    const uint64_t need = std::max<uint64_t>(1, share53(part, total()));
+    const double mean = surprise();
+    const size_t last = first + live();
+    auto far = [&](size_t i) { return -static_cast<double>(x_of(keys[i])) - mean; };
+    size_t high = first;  // [low, high) is kept; it grows at the end that is nearer
+    while (high < last && far(high) <= 0.0) ++high;
+    size_t low = high;
+    for (uint64_t sum = 0; sum < need;) {
+      const bool up = low > first && (high == last || -far(low - 1) <= far(high));
+      sum += up ? w[--low] : w[high++];
+    }
+    first = low;
+    end = high;
+  }
+  void exclude(const SampleState& s) {
+    const uint64_t least = std::max<uint64_t>(1, share53(s.xtc_threshold, total()));
+    size_t above = 0;
+    while (first + above < end && w[first + above] >= least) ++above;
+    if (above > 1) first += above - 1;
+  }
+};
+
+// Stages in any order: all that can come to weigh something is sorted.
+int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float best, int64_t position,
+                      Scratch& scratch) {
+  // What is further from the best weighs nothing, unless a temperature above 1 comes, from where another is
+  // best.
+  const float hottest = std::max({1.0f, s.temperature, static_cast<float>(s.dynatemp_high)});
+  const bool hot = hottest > 1.0f || s.cuts.empty() || s.cuts[0] != kTemperature;
+  const float from = hot ? kWeightFrom + kWeightFrom * hottest : kWeightFrom;
+  scratch.x.resize(static_cast<size_t>(n));
+  float* x = scratch.x.data();
+  scale_row(row, n, best, 1.0f, x);
+  ids_from(x, n, from, scratch.near);
+  auto& keys = scratch.keys;
+  keys.clear();
+  for (const int32_t id : scratch.near) keys.push_back(key_of(x[id], id));
+  sort_keys(keys, scratch.sorting);
+  Run run{keys, scratch.weights, 0, keys.size()};
+  run.weigh();
+  float scale = 1.0f;
+  for (const int32_t cut : s.cuts) switch (cut) {
+      case kTemperature:
+        scale = run.temper(s);
+        break;
+      case kTopNSigma:
+        run.from_x(
+            static_cast<float>(static_cast<double>(run.best()) -
+                               s.top_n_sigma * (deviation(row, n, best) / static_cast<double>(scale))));
+        break;
+      case kTopK:
+        run.end =
+            static_cast<size_t>(std::min<uint64_t>(run.end, run.first + static_cast<uint64_t>(s.top_k)));
+        break;
+      case kTypicalP:
+        run.typical(s.typical_p);
+        break;
+      case kTopP:
+        run.top_share(s.top_p);
+        break;
+      case kMinP:
+        run.min_x(s.min_x);
+        break;
+      default:
+        if (philox_bits53(s.seed, s.choice, static_cast<uint64_t>(position), 1) < s.xtc_probability)
+          run.exclude(s);
+    }
+  const uint64_t bits = philox_bits53(s.seed, s.choice, static_cast<uint64_t>(position), 0);
+  const uint64_t target = share53(bits, run.total());
+  uint64_t sum = 0;
+  for (size_t i = run.first; i < run.end; ++i)
+    if ((sum += run.w[i]) > target) return id_of(keys[i]);
+  return id_of(keys[run.first]);
+}
+
 // The row after penalties, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes
 // it.
 const float* edit(const float* v, int64_t n, const SampleState& s, int64_t position, Scratch& scratch) {
@@ -305,6 +489,10 @@ SampleStatus sample_row(const float* v, int64_t n, float best, const SampleState
   }
   if (s.temperature == 0.0f) {
     token = static_cast<int32_t>(first_equal(row, n, best));
+    return kSampleOk;
+  }
+  if (!s.cuts.empty()) {
+    token = draw_in_order(s, row, n, best, position, scratch);
     return kSampleOk;
   }
   scratch.x.resize(static_cast<size_t>(n));

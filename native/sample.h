@@ -18,12 +18,23 @@ namespace pellucid {
 constexpr int kMaxLogprobs = 20;
 enum SampleStatus : int32_t { kSampleOk = 0, kNotFinite = 1, kAllBanned = 2 };
 
+// The stages that weigh and cut candidates (sampling/cuts.py), as numbers: their places in CUTS there.
+enum Cut : int32_t { kTemperature, kTopNSigma, kTopK, kTypicalP, kTopP, kMinP, kXtc, kCuts };
+
 // What one sequence asks of sampling, and the tokens it has seen if it has penalties.
 struct SampleState {
   float temperature = 1.0f;  // 0: greedy
   int64_t top_k = 0;         // 0: all
   uint64_t top_p = 0;        // share in units of 2^-53; 2^53: all
   float min_x = 0.0f;        // log(min_p); -inf: all
+  // The stages that are on, in order, where they are others than temperature, top_k, top_p, min_p in this
+  // order; else empty.
+  std::vector<int32_t> cuts;
+  double top_n_sigma = 0.0;                         // 0: off
+  uint64_t typical_p = 0;                           // share in units of 2^-53
+  uint64_t xtc_probability = 0, xtc_threshold = 0;  // the same
+  double dynatemp_low = 0.0, dynatemp_high = 0.0;   // equal: the temperature is `temperature`
+  double dynatemp_exponent = 1.0;
   float repetition = 1.0f, presence = 0.0f, frequency = 0.0f;
   uint64_t seed = 0;
   uint32_t choice = 0;

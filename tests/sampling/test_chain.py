@@ -9,7 +9,7 @@ import pytest
 
 from pellucid import _core
 from pellucid.errors import EngineError
-from pellucid.sampling import chain
+from pellucid.sampling import chain, mass
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.sampler import Sampler
 
@@ -60,6 +60,20 @@ def random_case(rng):
         logit_bias={int(i): float(rng.normal(0, 20)) for i in rng.integers(0, vocab, 3)} if pick() < 0.3 else {},
         min_tokens=int(rng.integers(0, 6)) if pick() < 0.3 else 0,
     )
+    if pick() < 0.5:
+        params = replace(
+            params,
+            top_n_sigma=float(rng.choice([0, 0, 0.5, 1.0, 3.0])),
+            typical_p=float(rng.choice([1.0, 1.0, 1e-6, 0.2, 0.9, 0.999])),
+            xtc_probability=float(rng.choice([0, 0.5, 1.0])),
+            xtc_threshold=float(rng.choice([0, 0.01, 0.1, 0.5, 0.6])),
+            dynatemp_range=float(rng.choice([0, 0, 0.3, 5.0])),
+            dynatemp_exponent=float(rng.choice([1.0, 0.5, 2.0])),
+        )
+    if pick() < 0.4:
+        stages = ["temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc"]
+        some = [str(name) for name in rng.permutation(stages)[: rng.integers(0, 8)]]
+        params = replace(params, samplers=["penalties", *some] if pick() < 0.8 else some)
     if pick() < 0.2:
         params = replace(params, allowed_token_ids=rng.integers(0, vocab, rng.integers(1, 9)).tolist())
     prompt = [int(i) for i in rng.integers(0, vocab, rng.integers(1, 20))]
@@ -101,6 +115,10 @@ def test_a_big_vocabulary_agrees():
         SamplingParams(min_p=0.05, temperature=0.7),
         SamplingParams(temperature=20, top_p=0.9),
         SamplingParams(top_k=5000, repetition_penalty=1.2),
+        SamplingParams(top_n_sigma=1.0, temperature=3),
+        SamplingParams(typical_p=0.7, xtc_probability=0.5, xtc_threshold=0.01),
+        SamplingParams(dynatemp_range=0.8, min_p=0.01),
+        SamplingParams(samplers=["min_p", "temperature"], min_p=0.01, temperature=30),
     ]
     for params in cases:
         for seed in range(8):
@@ -188,7 +206,7 @@ def test_penalties_count_as_documented():
 
 def test_exp_is_exact_at_zero_and_close_everywhere():
     x = np.linspace(-32, 0, 100_001).astype(np.float32)
-    y = chain.exp32(x)
+    y = mass.exp32(x)
     assert y[-1] == 1.0
     assert (np.abs(y / np.exp(x.astype(np.float64)) - 1) < 2.5e-7).all()
 

@@ -21,6 +21,18 @@ from pellucid.sampling.params import SamplingParams
         ("top_k", -2),
         ("top_k", 1.5),
         ("min_p", 1.5),
+        ("top_n_sigma", math.nan),
+        ("typical_p", 0),
+        ("xtc_probability", -0.1),
+        ("xtc_threshold", 1.1),
+        ("dynatemp_range", -1),
+        ("dynatemp_exponent", math.inf),
+        ("samplers", 5),
+        ("samplers", ["nonsense"]),
+        ("samplers", ["top_k", 3]),
+        ("samplers", ["top_k", "top_k"]),
+        ("samplers", ["top_k", "penalties"]),
+        ("samplers", "kz"),
         ("repetition_penalty", 0),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
@@ -62,3 +74,13 @@ def test_forms_of_values():
     assert SamplingParams(stop=None).stop == ()
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().penalized
+
+
+def test_stages_go_by_llama_cpps_names_and_letters_too():
+    names = ("penalties", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
+    assert SamplingParams(samplers=["penalties", "top-k", "typ_p", "nucleus", "min-p", "xtc", "temp"]).samplers == names
+    assert SamplingParams(samplers="ekypmxt").samplers == names
+    assert SamplingParams(samplers=None).samplers == SamplingParams().samplers
+    off = SamplingParams(samplers=["top_k"], top_k=3, top_p=0.5, repetition_penalty=2)
+    assert off.stages == ("top_k",)
+    assert not off.penalized

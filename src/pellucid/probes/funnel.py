@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.sampling import chain
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.cuts import Candidates, cuts
+from pellucid.sampling.mass import order
+from pellucid.sampling.params import SAMPLERS, SamplingParams
+from pellucid.sampling.philox import Stage, bits53
 
 F32 = NDArray[np.float32]
 
@@ -108,14 +111,10 @@ def funnel(
 
     trace = drawn(params)
     raw = _probabilities(logits)
-    order = chain.order(logits)
+    ranked = order(logits)
     rows = dict(chain.edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=ends, allowed=allowed))
     edited = list(rows.values())[-1]
-    # The distribution that the cuts read: a leading part of it stays after each.
-    x = edited if params.greedy else chain.temper(edited, params)
-    mass = _probabilities(x)
-    ids = chain.order(x)
-    sums = np.cumsum(mass[ids])
+    ran = {} if params.greedy else _cuts(edited, params, seed, choice, len(tokens))
     stages: list[FunnelStage] = []
     before, row = len(logits), logits
     for record in trace.stages:
@@ -129,23 +128,25 @@ def funnel(
         elif record.name == "draw":
             kept = 1
         elif record.changed and record.name != "temperature":
+            given, left = ran[record.name]
             kept = min(record.kept, before)
-            share = float(1.0 - sums[kept - 1] / sums[before - 1])
-            cut = (int(ids[kept - 1]), float(mass[ids[kept - 1]] / sums[before - 1]))
+            share = (given.total - left.total) / given.total
+            # Where the likeliest went, the cut is at the other end.
+            at = kept - 1 if left.ids[0] == given.ids[0] else 0
+            cut = (int(left.ids[at]), int(left.w[at]) / given.total)
         shown = _shown(record, top, row)
         stages.append(FunnelStage(record.name, record.changed, kept, before - kept, share, cut, shown))
         before = kept
-    left = stages[-2].kept if not params.greedy and len(stages) > 1 else 1
     return Funnel(
         len(tokens),
         trace.token,
         chosen,
-        [(int(i), float(raw[i])) for i in order[:top]],
+        [(int(i), float(raw[i])) for i in ranked[:top]],
         float(raw[chosen]),
-        1 + int(np.flatnonzero(order == chosen)[0]),
+        1 + int(np.flatnonzero(ranked == chosen)[0]),
         stages,
         trace.random,
-        [] if params.greedy else _cdf(ids[:left], mass, chosen, top),
+        [] if params.greedy else _cdf(_last(edited, ran, params), chosen, top),
         _otherwise(drawn, params),
     )
 
@@ -157,6 +158,9 @@ def processed(
     prompt_len: int,
     end_ids: Iterable[int],
     allowed: NDArray[np.uint32] | None = None,
+    *,
+    seed: int,
+    choice: int = 0,
 ) -> F32:
     """Logits as Hugging Face's `scores`: after every stage before the draw; -inf for tokens that were cut."""
     *_, (_, edited) = chain.edits(
@@ -164,14 +168,26 @@ def processed(
     )
     if params.greedy:
         return edited
-    x = chain.temper(edited, params)
-    ids = chain.order(x)
-    sorted_x = x[ids]
-    kept = chain.cut_top_k(sorted_x, params)
-    kept = min(kept, chain.cut_top_p(chain.weights(sorted_x[:kept]), params), chain.cut_min_p(sorted_x, params))
-    out = np.full_like(x, -np.inf)
-    out[ids[:kept]] = (edited / np.float32(params.temperature))[ids[:kept]]
+    left = _last(edited, _cuts(edited, params, seed, choice, len(tokens)), params)
+    out = np.full_like(edited, -np.inf)
+    out[left.ids] = edited[left.ids] / left.scale
     return out
+
+
+def _cuts(
+    edited: F32, params: SamplingParams, seed: int, choice: int, position: int
+) -> dict[str, tuple[Candidates, Candidates]]:
+    """What each stage that weighs or cuts was given and what it left."""
+
+    def bits(stage: Stage) -> int:
+        return bits53(seed, choice, position, stage)
+
+    return {name: (given, left) for name, given, left in cuts(Candidates.of(edited, params), params, bits)}
+
+
+def _last(edited: F32, ran: dict[str, tuple[Candidates, Candidates]], params: SamplingParams) -> Candidates:
+    """What the draw was given."""
+    return list(ran.values())[-1][1] if ran else Candidates.of(edited, params)
 
 
 def _probabilities(logits: F32) -> NDArray[np.float64]:
@@ -187,22 +203,29 @@ def _shown(record: chain.StageRecord, top: int, row: F32) -> list[tuple[int, flo
     return [(i, float(now[i])) for i, _ in record.top[:top]]
 
 
-def _cdf(ids: NDArray[np.int64], mass: NDArray[np.float64], chosen: int, top: int) -> list[Interval]:
-    share = mass[ids] / mass[ids].sum()
+def _cdf(left: Candidates, chosen: int, top: int) -> list[Interval]:
+    share = left.w.astype(np.float64) / left.total
     high = np.cumsum(share)
-    places = list(range(min(top, len(ids))))
-    own = np.flatnonzero(ids == chosen)
+    places = list(range(min(top, int((left.w > 0).sum()))))
+    own = np.flatnonzero(left.ids == chosen)
     if len(own) and int(own[0]) not in places:
         places.append(int(own[0]))
-    return [Interval(int(ids[i]), float(high[i] - share[i]), float(high[i])) for i in places]
+    return [Interval(int(left.ids[i]), float(high[i] - share[i]), float(high[i])) for i in places]
 
 
 def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingParams) -> list[tuple[str, int]]:
     cases: list[tuple[str, SamplingParams]] = [("greedy", replace(params, temperature=0.0))]
     if not params.greedy:
         cases += [(f"temperature {t:g}", replace(params, temperature=t)) for t in (0.5, 1.0, 1.5)]
-        if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
-            cases.append(("no cuts", replace(params, top_k=0, top_p=1.0, min_p=0.0)))
+        if set(params.stages) - {"temperature"}:
+            no_cuts = replace(
+                params, top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0, typical_p=1.0, xtc_probability=0.0
+            )
+            cases.append(("no cuts", no_cuts))
+        if params.dynatemp_range:
+            cases.append(("fixed temperature", replace(params, dynatemp_range=0.0)))
+        if params.samplers != SAMPLERS:
+            cases.append(("usual order", replace(params, samplers=SAMPLERS)))
     if params.penalized:
         plain = replace(params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         cases.append(("no penalties", plain))

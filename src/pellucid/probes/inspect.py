@@ -284,7 +284,8 @@ def fill_outputs(
                     if matcher is not None:
                         matcher.fill()
                     allowed = None if matcher is None else matcher.mask
-                    found.append(processed(row, params, ids[: prompt + i], prompt, ends, allowed)[None])
+                    key = {"seed": result.seed, "choice": answer.index}
+                    found.append(processed(row, params, ids[: prompt + i], prompt, ends, allowed, **key)[None])
                     if matcher is not None and i + 1 < len(rows):
                         matcher.accept(answer.token_ids[i])
                 answer.scores = tuple(found)

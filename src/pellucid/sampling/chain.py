@@ -1,18 +1,15 @@
 """The chain of sampling stages, each defined in NumPy. native/sample.cpp does the same, fused; a test holds them equal.
 
-Law: the order is penalties, logit_bias, allowed_token_ids, min_tokens, grammar, temperature, top_k, top_p, min_p, draw.
+Law: the order is penalties, logit_bias, allowed_token_ids, min_tokens, grammar, and then, unless `samplers` says
+another: temperature, top_n_sigma, top_k, typical_p, top_p, min_p, xtc; draw is last.
 - What edits logits comes before what cuts, so that a banned or favoured token is weighed as such; a bias comes after
   the penalties, so that it means the same number whatever was said before; what masks (allowed_token_ids, min_tokens,
   grammar) comes after it, so that no bias lifts a mask.
 - Temperature comes before the cuts, as in vLLM and Hugging Face (llama.cpp's default has it last): top_p and min_p
   then speak of the distribution that is drawn from.
-- Every cut keeps a leading part of the candidates sorted by (logit descending, id ascending). top_p reads the mass
-  that top_k left, as everywhere. min_p is last, as in Hugging Face and llama.cpp (vLLM has it first): its threshold
-  is relative to the best token, which no cut removes, so its own effect is the same in any place, and here it does
-  not change what top_p means.
-
-Weights are exp(x) in float32 by a fixed polynomial, times 2**44, as integers. Integer sums are exact: a mass has the
-same bits in any order, on any number of lanes or threads, on any device, and the draw compares integers.
+- The cuts are in llama.cpp's order. top_p reads the mass that top_k left, as everywhere. min_p is behind it, as in
+  Hugging Face and llama.cpp (vLLM has it first): its threshold is relative to the best token, so its own effect is
+  the same in either place, and here it does not change what top_p means.
 """
 
 from __future__ import annotations
@@ -25,20 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.errors import EngineError
+from pellucid.sampling.cuts import CUTS, Candidates, cuts, draw
+from pellucid.sampling.mass import F32, WEIGHT_BITS, best, order, weights
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.philox import Stage, bits53
 
-F32 = NDArray[np.float32]
-U64 = NDArray[np.uint64]
-
 EDITS = ("penalties", "logit_bias", "allowed_token_ids", "min_tokens", "grammar")
 """The stages that edit logits; `edits` runs them."""
-STAGES = (*EDITS, "temperature", "top_k", "top_p", "min_p", "draw")
-WEIGHT_BITS = 44
-"""A weight of 1 is 2**44: 2**18 tokens still sum below 2**63; each loses less than 2**-44 of the best token."""
-WEIGHT_FROM = -32.0
-"""Below this x a weight is 0: exp(-32) is under 2**-44."""
+STAGES = (*EDITS, *CUTS, "draw")
+"""All of them, in the order that holds unless `samplers` says another."""
 
 
 @dataclass(frozen=True)
@@ -61,42 +53,6 @@ class Trace:
     stages: list[StageRecord]
     random: float | None
     """The number in [0, 1) that was used; None: greedy."""
-
-
-def exp32(x: F32) -> F32:
-    """Return exp(x) for x in [-32, 0], float32, by multiplications and additions that are each rounded (no fma).
-
-    The polynomial is that of Cephes' expf; within 2 ulp. exp32(0) is 1.
-    """
-    f = np.float32
-    magic = f(12582912.0)  # 1.5 * 2**23: adding it rounds to a whole number
-    n = (x * f(1.44269504088896341) + magic) - magic
-    r = (x - n * f(0.693359375)) - n * f(-2.12194440e-4)
-    p = f(1.9875691500e-4) * r + f(1.3981999507e-3)
-    p = p * r + f(8.3334519073e-3)
-    p = p * r + f(4.1665795894e-2)
-    p = p * r + f(1.6666665459e-1)
-    p = p * r + f(5.0000001201e-1)
-    y = (p * (r * r) + r) + f(1.0)
-    scale = ((n.astype(np.int32) + 127) << 23).view(np.float32)
-    return np.multiply(y, scale, dtype=np.float32)
-
-
-def weights(x: F32) -> U64:
-    """Return floor(exp(x) * 2**44) of x <= 0, and 0 below x = -32."""
-    w = exp32(np.maximum(x, np.float32(WEIGHT_FROM))) * np.float32(2.0**WEIGHT_BITS)
-    w[x < np.float32(WEIGHT_FROM)] = 0
-    return w.astype(np.uint64)
-
-
-def best(logits: F32) -> np.float32:
-    """Return the largest logit. Raises EngineError if one is NaN or +inf, or if none is above -inf."""
-    top = logits.max()
-    if np.isnan(top) or top == np.inf:
-        raise EngineError("the model gave logits that are not finite (NaN or +inf)")
-    if top == -np.inf:
-        raise EngineError("no token may be drawn: every logit is -inf")
-    return top
 
 
 def penalize(logits: F32, params: SamplingParams, prompt: Iterable[int], output: Iterable[int]) -> F32:
@@ -178,51 +134,6 @@ def edits(
     yield "grammar", allow(row, allowed)
 
 
-def temper(logits: F32, params: SamplingParams) -> F32:
-    """Stage temperature: x = (logit - best) / temperature, float32; the best is 0."""
-    return (logits - best(logits)) / np.float32(params.temperature)
-
-
-def order(x: F32) -> NDArray[np.int64]:
-    """Return the ids of the candidates, best first, the lower id first among equals."""
-    return np.argsort(-x, kind="stable")
-
-
-def cut_top_k(sorted_x: F32, params: SamplingParams) -> int:
-    """Stage top_k: how many leading candidates it keeps."""
-    return min(len(sorted_x), params.top_k) if params.top_k > 0 else len(sorted_x)
-
-
-def cut_top_p(sorted_w: U64, params: SamplingParams) -> int:
-    """Stage top_p: how many leading candidates it keeps of those with weights `sorted_w`."""
-    if params.top_p >= 1.0:
-        return len(sorted_w)
-    sums = np.cumsum(sorted_w, dtype=np.uint64)
-    need = max(1, fraction53(params.top_p) * int(sums[-1]) >> 53)
-    return int(np.searchsorted(sums, np.uint64(need), side="left")) + 1
-
-
-def cut_min_p(sorted_x: F32, params: SamplingParams) -> int:
-    """Stage min_p: how many leading candidates it keeps; x is compared with log(min_p) in float32."""
-    return int((sorted_x >= min_x(params.min_p)).sum())
-
-
-def min_x(min_p: float) -> np.float32:
-    """Return log(min_p) as float32, -inf for 0."""
-    return np.float32(math.log(min_p)) if min_p > 0 else np.float32(-np.inf)
-
-
-def fraction53(share: float) -> int:
-    """Return a share in [0, 1] as a whole number of 2**-53, rounded down."""
-    return int(share * 2.0**53)
-
-
-def draw(sorted_w: U64, bits: int) -> int:
-    """Stage draw: inverse CDF. The first candidate whose sum of weights is above bits / 2**53 of the total."""
-    sums = np.cumsum(sorted_w, dtype=np.uint64)
-    return int(np.searchsorted(sums, np.uint64(bits * int(sums[-1]) >> 53), side="right"))
-
-
 def trace(
     logits: F32,
     params: SamplingParams,
@@ -256,28 +167,20 @@ def trace(
         records.append(StageRecord("draw", True, 1, [(token, 1.0)]))
         return Trace(token, records, None)
 
-    x = temper(row, params)
-    ids = order(x)
-    sorted_x = x[ids]
-    sorted_w = weights(sorted_x)
+    def bits(stage: Stage) -> int:
+        return bits53(seed, choice, len(tokens), stage)
 
-    def kept(name: str, count: int, changed: bool) -> None:
-        w = sorted_w[:count]
-        total = float(w.sum())
-        top = [(int(i), float(v) / total) for i, v in zip(ids[:10], w[:10], strict=False)]
-        records.append(StageRecord(name, changed, int((w > 0).sum()), top))
-
-    count = len(ids)
-    kept("temperature", count, params.temperature != 1.0)
-    for name, keep in (("top_k", cut_top_k(sorted_x, params)), ("top_p", 0), ("min_p", cut_min_p(sorted_x, params))):
-        if name == "top_p":
-            keep = cut_top_p(sorted_w[:count], params)
-        kept(name, min(count, keep), keep < count)
-        count = min(count, keep)
-    bits = bits53(seed, choice, len(tokens), Stage.DRAW)
-    token = int(ids[draw(sorted_w[:count], bits)])
+    left = Candidates.of(row, params)
+    for name, before, after in cuts(left, params, bits):
+        left = after
+        changed = left.scale != 1 if name == "temperature" else len(left.ids) < len(before.ids)
+        total = float(left.total)
+        top = [(int(i), float(w) / total) for i, w in zip(left.ids[:10], left.w[:10], strict=True)]
+        records.append(StageRecord(name, changed, int((left.w > 0).sum()), top))
+    drawn = bits(Stage.DRAW)
+    token = int(left.ids[draw(left.w, drawn)])
     records.append(StageRecord("draw", True, 1, [(token, 1.0)]))
-    return Trace(token, records, bits * 2.0**-53)
+    return Trace(token, records, drawn * 2.0**-53)
 
 
 def log_softmax(logits: F32, ids: Sequence[int]) -> F32:

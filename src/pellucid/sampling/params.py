@@ -22,6 +22,20 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED = 1 << 16
+SAMPLERS = ("penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
+"""The stages that `samplers` names, in the order that holds unless another is asked for."""
+SETTLED = ("penalties",)
+"""Those of them that edit logits: they come before all others."""
+_SPELLINGS = {
+    "typ_p": "typical_p",
+    "typical": "typical_p",
+    "typ": "typical_p",
+    "nucleus": "top_p",
+    "temp": "temperature",
+}
+"""llama.cpp's other names of stages."""
+_LETTERS = dict(zip("etskypmx", SAMPLERS, strict=True))
+"""Its letters for them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,20 @@ class SamplingParams:
     """Keep the smallest set of most likely tokens whose share of the mass that top_k left is at least this."""
     min_p: float = 0.0
     """Keep tokens whose probability is at least this fraction of the most likely one's."""
+    top_n_sigma: float = 0.0
+    """Keep tokens at most so many standard deviations of all logits below the best one; 0 or less: all."""
+    typical_p: float = 1.0
+    """Keep tokens of about the expected surprise, the fewest that have this share of the mass; 1: all."""
+    xtc_probability: float = 0.0
+    """How often the likeliest tokens are excluded: all that have xtc_threshold, but the least likely of them."""
+    xtc_threshold: float = 0.1
+    """Above 0.5 no two tokens have it, and nothing is excluded."""
+    dynatemp_range: float = 0.0
+    """The temperature lies within this range of the given one, the higher the more uncertain the model is."""
+    dynatemp_exponent: float = 1.0
+    """Power of the entropy, as a share of the largest possible, that places it."""
+    samplers: tuple[str, ...] = SAMPLERS
+    """Stages in order; what is not named is not run, but for biases, bans and the draw. Or as llama.cpp spells them."""
     repetition_penalty: float = 1.0
     """Over the tokens of prompt and answer: positive logits are divided by it, negative ones multiplied."""
     presence_penalty: float = 0.0
@@ -75,6 +103,14 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise RequestError("top_p=0 keeps no token; give a number above 0, up to 1", param="top_p")
         number("min_p", self.min_p, 0.0, 1.0)
+        number("top_n_sigma", self.top_n_sigma, -1.0, 1000.0)
+        number("typical_p", self.typical_p, 0.0, 1.0)
+        if self.typical_p == 0.0:
+            raise RequestError("typical_p=0 keeps no token; give a number above 0, up to 1", param="typical_p")
+        number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        number("dynatemp_range", self.dynatemp_range, 0.0, 100.0)
+        number("dynatemp_exponent", self.dynatemp_exponent, 0.0, 100.0)
         number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -102,6 +138,7 @@ class SamplingParams:
         if self.grammar is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise RequestError(f"{name} cannot be used with a grammar, which says where an answer ends", param=name)
+        object.__setattr__(self, "samplers", stage_names(self.samplers))
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
@@ -113,9 +150,29 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def excludes(self) -> bool:
+        """True if the stage xtc may act."""
+        return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Those of `samplers` that weigh or cut candidates and are on, in order."""
+        on = {
+            "temperature": True,
+            "top_n_sigma": self.top_n_sigma > 0.0,
+            "top_k": self.top_k > 0,
+            "typical_p": self.typical_p < 1.0,
+            "top_p": self.top_p < 1.0,
+            "min_p": self.min_p > 0.0,
+            "xtc": self.excludes,
+        }
+        return tuple(name for name in self.samplers if on.get(name))
+
+    @property
     def penalized(self) -> bool:
         """True if a penalty needs to know which tokens came before."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        on = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return on and "penalties" in self.samplers
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
@@ -138,6 +195,30 @@ def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | Mapping):
         raise RequestError(f"{name}={value!r} is not {wanted}", param=name)
     return tuple(cast("Iterable[Any]", value))
+
+
+def stage_names(value: Any) -> tuple[str, ...]:
+    """Return names of stages by our spelling; llama.cpp's names and letters are taken, None is the usual order."""
+    if value is None:
+        return SAMPLERS
+    known = ", ".join(SAMPLERS)
+    names: list[str] = []
+    for name in value if isinstance(value, str) else _items("samplers", value, "a list of names of stages"):
+        plain = name.replace("-", "_") if isinstance(name, str) else ""
+        stage = _LETTERS.get(plain, _SPELLINGS.get(plain, plain))
+        if stage not in SAMPLERS:
+            raise RequestError(
+                f"samplers: there is no stage {str(name)[:64]!r}; these can be ordered: {known}", param="samplers"
+            )
+        if stage in names:
+            raise RequestError(f"samplers names {stage} twice; name each stage once", param="samplers")
+        if stage in SETTLED and not {*names} <= {*SETTLED}:
+            raise RequestError(
+                f"samplers has {stage} behind {names[-1]}; what edits logits comes before what weighs or cuts",
+                param="samplers",
+            )
+        names.append(stage)
+    return tuple(names)
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:

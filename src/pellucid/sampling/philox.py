@@ -18,6 +18,8 @@ class Stage(IntEnum):
 
     DRAW = 0
     """The token itself."""
+    XTC = 1
+    """Whether the stage xtc acts."""
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from pellucid import _core
 from pellucid.errors import EngineError
-from pellucid.sampling.chain import fraction53, min_x
-from pellucid.sampling.params import MAX_LOGPROBS, SamplingParams
+from pellucid.sampling.cuts import CUTS, min_x
+from pellucid.sampling.mass import fraction53
+from pellucid.sampling.params import GREEDY_BELOW, MAX_LOGPROBS, SamplingParams
 
 OK, NOT_FINITE, ALL_BANNED = 0, 1, 2
 """What the native call says of a row."""
+_PLAIN = ("temperature", "top_k", "top_p", "min_p")
+"""Stages that are fused if no other is on, in this order: what most requests ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,23 @@ class Sampler:
         self, params: SamplingParams, seed: int, choice: int, prompt: Sequence[int], end_ids: Iterable[int]
     ) -> _core.SampleState:
         """Return what the native chain needs to know of a sequence; with penalties, push() is told each token."""
-        penalized = params.penalized
+        penalized, stages = params.penalized, params.stages
+        temperature = params.temperature if "temperature" in stages or params.greedy else 1.0
+        spread = params.dynatemp_range if "temperature" in stages else 0.0
+        plain = not spread and stages == tuple(name for name in _PLAIN if name in stages)
         return _core.SampleState.make(
-            temperature=0.0 if params.greedy else params.temperature,
-            top_k=max(0, params.top_k),
-            top_p=fraction53(params.top_p),
-            min_x=float(min_x(params.min_p)),
+            temperature=0.0 if params.greedy else temperature,
+            top_k=max(0, params.top_k) if "top_k" in stages else 0,
+            top_p=fraction53(params.top_p if "top_p" in stages else 1.0),
+            min_x=float(min_x(params.min_p if "min_p" in stages else 0.0)),
+            cuts=[] if plain else [list(CUTS).index(name) for name in stages],
+            top_n_sigma=params.top_n_sigma,
+            typical_p=fraction53(params.typical_p),
+            xtc_probability=fraction53(params.xtc_probability),
+            xtc_threshold=fraction53(params.xtc_threshold),
+            dynatemp_low=max(GREEDY_BELOW, temperature - spread) if spread else temperature,
+            dynatemp_high=temperature + spread,
+            dynatemp_exponent=params.dynatemp_exponent,
             repetition=params.repetition_penalty,
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import MAX_CHOICES, Grammar
-from pellucid.sampling.params import MAX_ALLOWED, SamplingParams
+from pellucid.sampling.params import MAX_ALLOWED, SAMPLERS, SamplingParams
 
 MAX_PROMPTS = 32
 MAX_MESSAGES = 4096
@@ -39,6 +39,7 @@ MAX_TOOLS = 128
 MAX_NAME = 128
 NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
 """Of tools."""
+MAX_STAGES = 16
 MAX_FIELDS = 1024
 MAX_WARNINGS = 16
 INT64 = 1 << 63
@@ -69,17 +70,10 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
-    "typical_p": (1, 1.0),
-    "typical": (1, 1.0),
-    "typ_p": (1, 1.0),
-    "top_n_sigma": (-1, -1.0, 0, 0.0),
-    "xtc_probability": (0, 0.0),
     "dry_multiplier": (0, 0.0),
-    "dynatemp_range": (0, 0.0),
     "mirostat": (0,),
     "mirostat_mode": (0,),
     "repeat_last_n": (-1,),
-    "samplers": (),
     "sampler_order": ([],),
     "n_probs": (0,),
     "logprobs_mode": ("raw_logprobs",),
@@ -87,14 +81,17 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
 """Fields of OpenAI, vLLM and llama.cpp that change the answer and are not served → the values that change nothing."""
 _INSTEAD = {
     "repeat_last_n": "penalties count the whole prompt and answer; leave it out, or send -1, which means that",
-    "samplers": "the order of the stages is fixed; leave it out",
-    "sampler_order": "the order of the stages is fixed; leave it out",
+    "sampler_order": "send samplers, a list of names of stages",
     "n_probs": "send logprobs, and in a chat top_logprobs",
     "logprobs_mode": "log-probabilities are the model's own; leave it out, or send raw_logprobs",
 }
 """What to do about a field that is not served, where there is more to say than to leave it out."""
-_SPELLINGS = {"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"}
-"""Field → llama.cpp's name for it. Its repeat_penalty counts the last 64 tokens unless told; ours counts all."""
+_SPELLINGS = {
+    "repetition_penalty": ("repeat_penalty",),
+    "max_tokens": ("n_predict",),
+    "typical_p": ("typ_p", "typical"),
+}
+"""Field → llama.cpp's names for it. Its repeat_penalty counts the last 64 tokens unless told; ours counts all."""
 
 
 def _optional_may_be_null(schema: dict[str, Any]) -> None:
@@ -129,7 +126,7 @@ class Schema(BaseModel):
 
 
 def _either(name: str) -> AliasChoices:
-    return AliasChoices(name, _SPELLINGS[name])
+    return AliasChoices(name, *_SPELLINGS[name])
 
 
 def refuse(param: str, message: str) -> PydanticCustomError:
@@ -441,6 +438,14 @@ class GenerationRequest(Request):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1, lt=1 << 31)
     min_p: float = Field(default=0.0, ge=0, le=1)
+    top_n_sigma: float = Field(default=0.0, ge=-1, le=1000)
+    typical_p: float = Field(default=1.0, gt=0, le=1, validation_alias=_either("typical_p"))
+    xtc_probability: float = Field(default=0.0, ge=0, le=1)
+    xtc_threshold: float = Field(default=0.1, ge=0, le=1)
+    dynatemp_range: float = Field(default=0.0, ge=0, le=100)
+    dynatemp_exponent: float = Field(default=1.0, ge=0, le=100)
+    samplers: list[str] | str | None = Field(default=None, max_length=MAX_STAGES)
+    """Stages in order; what is not named is not run. As a string: llama.cpp's letters."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, validation_alias=_either("repetition_penalty"))
@@ -479,9 +484,10 @@ class GenerationRequest(Request):
     def _one_spelling(cls, data: Any) -> Any:
         if isinstance(data, dict):
             fields = cast(dict[str, Any], data)
-            for name, other in _SPELLINGS.items():
-                if fields.get(name) is not None and fields.get(other) is not None:
-                    raise refuse(other, f"{other} is another name for {name}; send one of them")
+            for name, others in _SPELLINGS.items():
+                given = [one for one in (name, *others) if fields.get(one) is not None]
+                if len(given) > 1:
+                    raise refuse(given[1], f"{given[1]} is another name for {given[0]}; send one of them")
         return cast(Any, data)
 
     @model_validator(mode="after")
@@ -521,6 +527,13 @@ class GenerationRequest(Request):
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
+            top_n_sigma=self.top_n_sigma,
+            typical_p=self.typical_p,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            dynatemp_range=self.dynatemp_range,
+            dynatemp_exponent=self.dynatemp_exponent,
+            samplers=SAMPLERS if self.samplers is None else tuple(self.samplers),
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
