@@ -31,7 +31,7 @@ pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_
                                  float presence, float frequency, uint64_t seed, uint32_t choice,
                                  int32_t logprobs, int64_t held_until, std::vector<int32_t> held_ids,
                                  const std::vector<int32_t>& bias_ids, const std::vector<float>& bias_values,
-                                 std::vector<int32_t> only_ids, bool penalized,
+                                 std::vector<int32_t> only_ids, bool penalized, int64_t window,
                                  const std::vector<int32_t>& prompt) {
   check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
   check(only_ids.empty() || (only_ids[0] >= 0 &&
@@ -62,8 +62,9 @@ pellucid::SampleState make_state(float temperature, int64_t top_k, uint64_t top_
   s.held_ids = std::move(held_ids);
   s.only = std::move(only_ids);
   s.penalized = penalized;
+  s.window = window;
   for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
-  for (const int32_t id : prompt) s.seen.emplace(id, 0);
+  for (const int32_t id : prompt) s.push(id, false);
   return s;
 }
 
@@ -127,8 +128,9 @@ void bind_sample(nb::module_& m) {
                   "cuts"_a, "top_n_sigma"_a, "typical_p"_a, "xtc_probability"_a, "xtc_threshold"_a,
                   "dynatemp_low"_a, "dynatemp_high"_a, "dynatemp_exponent"_a, "repetition"_a, "presence"_a,
                   "frequency"_a, "seed"_a, "choice"_a, "logprobs"_a, "held_until"_a, "held_ids"_a,
-                  "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a, "prompt"_a)
-      .def("push", &pellucid::SampleState::push, "token"_a)
+                  "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a, "window"_a, "prompt"_a)
+      .def(
+          "push", [](pellucid::SampleState& state, int32_t token) { state.push(token, true); }, "token"_a)
       .def("allow", &allow, "bits"_a)
       .def_ro("logprobs", &pellucid::SampleState::logprobs);
   m.def("sample_rows", &sample_rows, "states"_a, "logits"_a, "rows"_a, "positions"_a, "tokens"_a, "status"_a,

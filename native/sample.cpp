@@ -429,8 +429,8 @@ const float* edit(const float* v, int64_t n, const SampleState& s, int64_t posit
     for (const auto& [id, times] : s.seen) {
       float value = row[id];
       value = value > 0 ? value / s.repetition : value * s.repetition;
-      value = value - s.frequency * static_cast<float>(times);
-      row[id] = times > 0 ? value - s.presence : value;
+      value = value - s.frequency * static_cast<float>(times.answer);
+      row[id] = times.answer > 0 ? value - s.presence : value;
     }
   for (const auto& [id, value] : s.bias) row[id] += value;
   if (!s.only.empty()) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -45,9 +46,29 @@ struct SampleState {
   std::vector<int32_t> only;      // ids, ascending, that may be drawn; empty: all
   std::vector<uint32_t> allowed;  // a bit a token, the lowest first: what may be drawn; empty: all
   bool penalized = false;
-  std::unordered_map<int32_t, int32_t> seen;  // id -> times in the answer; 0: in the prompt only
+  // How often a token came, of those that penalties count, and how often in the answer.
+  struct Times {
+    int32_t all = 0, answer = 0;
+  };
+  std::unordered_map<int32_t, Times> seen;
+  int64_t window = -1;  // the last tokens that count; -1: all
+  std::deque<std::pair<int32_t, bool>>
+      counted;  // with a window: the tokens in it, and if they are the answer's
 
-  void push(int32_t token) { ++seen[token]; }
+  // Counts one more token of the prompt or the answer, and no longer the one that leaves the window.
+  void push(int32_t token, bool answer) {
+    Times& times = seen[token];
+    ++times.all;
+    times.answer += answer;
+    if (window < 0) return;
+    counted.emplace_back(token, answer);
+    if (static_cast<int64_t>(counted.size()) <= window) return;
+    const auto [old, answered] = counted.front();
+    counted.pop_front();
+    Times& left = seen[old];
+    left.answer -= answered;
+    if (--left.all == 0) seen.erase(old);
+  }
 };
 
 // Where the results of n rows go. top_* are (n, kMaxLogprobs), or null if no state has logprobs >= 0; unused

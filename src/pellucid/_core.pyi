@@ -122,9 +122,12 @@ class SampleState:
         bias_values: Sequence[float],
         only_ids: Sequence[int],
         penalized: bool,
+        window: int,
         prompt: Sequence[int],
     ) -> SampleState: ...
-    def push(self, token: int) -> None: ...
+    def push(self, token: int) -> None:
+        """Count a token of the answer."""
+
     def allow(self, bits: NDArray[np.uint32]) -> None:
         """Let only these tokens be drawn: a bit a token, the lowest first."""
 

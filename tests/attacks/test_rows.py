@@ -24,6 +24,7 @@ def some_request(rng: random.Random) -> dict[str, Any]:
     some: dict[str, Any] = {
         "repetition_penalty": rng.choice([0.5, 1.3, 5.0]),
         "presence_penalty": rng.choice([-2, 2]),
+        "repeat_last_n": rng.choice([0, 3, 64]),
         "frequency_penalty": rng.choice([-1.5, 1.5]),
         "logit_bias": {str(rng.randrange(97, 123)): rng.choice([-100, 50, 100]) for _ in range(4)},
         "top_k": rng.randint(1, 40),

@@ -56,6 +56,7 @@ def random_case(rng):
         min_p=float(rng.choice([0, 0, 0.001, 0.05, 0.3, 1.0])),
         repetition_penalty=float(rng.choice([1.0, 1.0, 0.8, 1.3])),
         presence_penalty=float(rng.choice([0, 0, 0.7, -1.5])),
+        repeat_last_n=int(rng.choice([-1, 0, 1, 5, 25, 1000])),
         frequency_penalty=float(rng.choice([0, 0, 0.4, -0.3])),
         logit_bias={int(i): float(rng.normal(0, 20)) for i in rng.integers(0, vocab, 3)} if pick() < 0.3 else {},
         min_tokens=int(rng.integers(0, 6)) if pick() < 0.3 else 0,
@@ -202,6 +203,20 @@ def test_penalties_count_as_documented():
     assert repeated.tolist() == [1.0, -4.0, 1.0, 0.5]
     rest = chain.penalize(logits, SamplingParams(frequency_penalty=0.5, presence_penalty=1.0), [3], [0, 0, 2])
     assert rest.tolist() == [0.0, -2.0, -0.5, 0.5]
+
+
+def test_penalties_count_the_last_tokens_only():
+    logits = np.zeros(4, np.float32)
+
+    def after(window):
+        params = SamplingParams(frequency_penalty=1, presence_penalty=0.5, repeat_last_n=window)
+        steps = chain.edits(logits, params, tokens=[3, 0, 1, 1, 2], prompt_len=2, end_ids=(), allowed=None)
+        return next(row for _, row in steps).tolist()
+
+    assert after(-1) == after(5) == after(3) == [0, -2.5, -1.5, 0]
+    assert after(2) == [0, -1.5, -1.5, 0]
+    assert after(1) == [0, 0, -1.5, 0]
+    assert after(0) == [0, 0, 0, 0]
 
 
 def test_exp_is_exact_at_zero_and_close_everywhere():

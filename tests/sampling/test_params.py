@@ -27,6 +27,7 @@ from pellucid.sampling.params import SamplingParams
         ("xtc_threshold", 1.1),
         ("dynatemp_range", -1),
         ("dynatemp_exponent", math.inf),
+        ("repeat_last_n", -2),
         ("samplers", 5),
         ("samplers", ["nonsense"]),
         ("samplers", ["top_k", 3]),
@@ -84,3 +85,4 @@ def test_stages_go_by_llama_cpps_names_and_letters_too():
     off = SamplingParams(samplers=["top_k"], top_k=3, top_p=0.5, repetition_penalty=2)
     assert off.stages == ("top_k",)
     assert not off.penalized
+    assert not SamplingParams(repetition_penalty=2, repeat_last_n=0).penalized

@@ -123,7 +123,8 @@ def edits(
     A stage that is off gives the very row that it got. Arguments are those of `trace`.
     """
     output = tokens[prompt_len:]
-    row = penalize(logits, params, tokens[:prompt_len], output)
+    first = 0 if params.repeat_last_n < 0 else max(0, len(tokens) - params.repeat_last_n)
+    row = penalize(logits, params, tokens[first:prompt_len], tokens[max(first, prompt_len) :])
     yield "penalties", row
     row = bias(row, params)
     yield "logit_bias", row

@@ -66,6 +66,8 @@ class SamplingParams:
     """Stages in order; what is not named is not run, but for biases, bans and the draw. Or as llama.cpp spells them."""
     repetition_penalty: float = 1.0
     """Over the tokens of prompt and answer: positive logits are divided by it, negative ones multiplied."""
+    repeat_last_n: int = -1
+    """Of prompt and answer, how many of the last tokens the penalties count; -1: all, 0: none."""
     presence_penalty: float = 0.0
     """Taken from the logit of each token of the answer."""
     frequency_penalty: float = 0.0
@@ -115,6 +117,7 @@ class SamplingParams:
         number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         whole("top_k", self.top_k, -1, 1 << 31)
+        whole("repeat_last_n", self.repeat_last_n, -1, 1 << 31)
         whole("n", self.n, 1, MAX_CHOICES)
         whole("min_tokens", self.min_tokens, 0, 1 << 31)
         if self.max_tokens is not None:
@@ -172,7 +175,7 @@ class SamplingParams:
     def penalized(self) -> bool:
         """True if a penalty needs to know which tokens came before."""
         on = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return on and "penalties" in self.samplers
+        return on and self.repeat_last_n != 0 and "penalties" in self.samplers
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:

@@ -89,6 +89,7 @@ class Sampler:
             bias_values=list(params.logit_bias.values()),
             only_ids=params.allowed_token_ids or [],
             penalized=penalized,
+            window=params.repeat_last_n,
             prompt=prompt if penalized else [],
         )
 

@@ -73,14 +73,12 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0, 0.0),
     "mirostat": (0,),
     "mirostat_mode": (0,),
-    "repeat_last_n": (-1,),
     "sampler_order": ([],),
     "n_probs": (0,),
     "logprobs_mode": ("raw_logprobs",),
 }
 """Fields of OpenAI, vLLM and llama.cpp that change the answer and are not served → the values that change nothing."""
 _INSTEAD = {
-    "repeat_last_n": "penalties count the whole prompt and answer; leave it out, or send -1, which means that",
     "sampler_order": "send samplers, a list of names of stages",
     "n_probs": "send logprobs, and in a chat top_logprobs",
     "logprobs_mode": "log-probabilities are the model's own; leave it out, or send raw_logprobs",
@@ -449,6 +447,8 @@ class GenerationRequest(Request):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, validation_alias=_either("repetition_penalty"))
+    repeat_last_n: int = Field(default=-1, ge=-1, lt=1 << 31)
+    """Of prompt and answer, how many of the last tokens the penalties count; -1: all."""
     logit_bias: Biases = Field(default_factory=dict[int, float])
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, max_length=MAX_ALLOWED)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
@@ -535,6 +535,7 @@ class GenerationRequest(Request):
             dynatemp_exponent=self.dynatemp_exponent,
             samplers=SAMPLERS if self.samplers is None else tuple(self.samplers),
             repetition_penalty=self.repetition_penalty,
+            repeat_last_n=self.repeat_last_n,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
