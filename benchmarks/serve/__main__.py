@@ -1,13 +1,13 @@
 """A server under load: tokens a second, time to the first token, time between tokens, and what overload does.
 
     python benchmarks/serve MODEL                    HTTP against the engine without HTTP, in turns
-    python benchmarks/serve MODEL --peer COMMAND     and against another server; {model} {port} {streams} {threads} filled in
+    python benchmarks/serve MODEL --peer COMMAND     and another server: {model}, {port}, {streams}, {threads}
     python benchmarks/serve MODEL --against-static   continuous batching against one at a time and static batches
     python benchmarks/serve MODEL --agents           what the prefix cache saves agents that share instructions
     python benchmarks/serve MODEL --overload         ten times the requests that fit
     python benchmarks/serve MODEL --flat 10000       memory over many requests
 
-Law: what is compared runs in turns in one process's life, the medians of the rounds are compared, and only ratios count.
+Law: what is compared runs in turns in one process's life, medians are compared, and only ratios count.
 The generator shares the machine with the server, so the ratio to the engine alone counts its cost against the server.
 """
 
@@ -270,7 +270,8 @@ def main() -> int:
     run = next((mode for wanted, mode in modes if wanted), against_engine)
     result = run(args, logs)
     if args.out:
-        args.out.write_text(json.dumps({"mode": run.__name__, "model": Path(args.model).name, **result}, indent=1) + "\n")
+        named = {"mode": run.__name__, "model": Path(args.model).name, **result}
+        args.out.write_text(json.dumps(named, indent=1) + "\n")
     return 0
 
 
