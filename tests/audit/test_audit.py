@@ -18,11 +18,16 @@ import pytest
 
 from pellucid.audit.findings import RULES, Finding, Report, Severity
 from pellucid.audit.network import check_tls
+from pellucid.audit.privacy import check_tenants
 from pellucid.audit.run import audit
 from pellucid.audit.supply import template_risks
 from pellucid.audit.target import Target
 from pellucid.audit.write import as_json, as_sarif
+from pellucid.cli.audit import refuse_high
 from pellucid.errors import ConfigError, UnreachableError
+from pellucid.secret import Secret
+from pellucid.server.keyfile import add
+from pellucid.server.keys import SCOPES, Key, Keyring
 from pellucid.server.tls import Certificate
 from selfsigned import selfsigned
 from serving import running, slow, until
@@ -67,6 +72,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "template-risk": ("do not serve this file", "__class__"),
     "model-changed": ("pellucid pull --force", "was pulled with"),
     "model-writable": ("chmod go-w", "-rw-rw-rw-"),
+    "key-file-mode": ("chmod 600", "-rw-r--r--"),
     "core-dumps": ("ulimit -c 0", "the limit on core files"),
     "key-on-command-line": ("change it", "started with --api-key"),
 }
@@ -80,8 +86,12 @@ def test_each_fault_is_found_with_its_fix(fault: str, tmp_path: Path) -> None:
         changed = fault == "model-changed"
         model(tmp_path, record=b"other weights" if changed else b"weights", mode=0o644 if changed else 0o666)
     words = ["--api-key", KEY] if fault == "key-on-command-line" else []
+    if fault == "key-file-mode":
+        (tmp_path / "keys.toml").touch(0o644)
+        (tmp_path / "keys.toml").chmod(0o644)
+        words = ["--api-key-file", str(tmp_path / "keys.toml")]
     with served(fault, tmp_path, *words) as url:
-        keyed = fault in ("plaintext", "open-route", "key-on-command-line")
+        keyed = fault in ("plaintext", "open-route", "key-on-command-line", "key-file-mode")
         report = audit(Target(url, KEY if keyed else None), slow=False)
     high = {finding.rule: finding for finding in report.findings if finding.severity is Severity.HIGH}
     due = [fault] if fault != "core-dumps" or os.geteuid() == 0 else []
@@ -186,6 +196,48 @@ def test_sarif() -> None:
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
     assert sarif["version"] == "2.1.0" and {rule["id"] for rule in run["tool"]["driver"]["rules"]} == set(RULES)
+
+
+def test_strict_with_a_file_of_keys_looks_at_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are made for the audit alone, and none of them holds after it."""
+    file = tmp_path / "keys.toml"
+    add(file, "alice", ["infer"], {})
+    ring = Keyring(file=file)
+    with toy_llm() as llm, running(llm, keys=ring) as live:
+        with ring.lent() as keys:
+            assert keys is not None
+            texts = [key.reveal() for key in (keys.first, keys.second, *keys.scoped.values())]
+            ring.reload()  # as SIGHUP does
+            refuse_high(live.url, keys, None)
+            scoped = {scope: key.reveal() for scope, key in keys.scoped.items()}
+            report = audit(Target(live.url, texts[0]), second_key=texts[1], scoped=scoped, slow=False)
+            told = " ".join(report.passed)
+            for words in ("a key of one scope opens nothing", "is not found by another key", "bounded: 16 KiB"):
+                assert words in told, report
+            assert not {"what needs a key", "bounds", "capacity", "isolation of tenants"} & report.unchecked.keys()
+            all_scopes = Key("x", "x", frozenset(SCOPES))
+            monkeypatch.setattr(Keyring, "find", lambda self, text: all_scopes if text in texts else None)
+            with pytest.raises(ConfigError, match=r"opens what its scopes.*with the scope infer → 200"):
+                refuse_high(live.url, keys, None)
+            monkeypatch.undo()
+        for text in texts:
+            assert live.http.get("/v1/models", headers={"authorization": f"Bearer {text}"}).status_code == 401
+    with Keyring().lent() as none:
+        assert none is None
+
+
+def test_tenants_that_share_prefixes_are_found() -> None:
+    for tenants, found in ((("a", "b"), False), (("a", "a"), True)):
+        keys = {f"key-of-{i}-0123456789": Key(f"n{i}", t, frozenset(SCOPES)) for i, t in enumerate(tenants)}
+        ring = Keyring(Secret("sk-other-0123456789"))
+        ring.find = keys.get  # type: ignore[method-assign]
+        with toy_llm() as llm, running(llm, keys=ring) as live:
+            first, second = keys
+            report = Report(live.url)
+            check_tenants(Target(live.url, first), second, report)
+        assert not report.unchecked
+        assert [(f.rule, f.severity) for f in report.findings] == [("shared-prefixes", Severity.HIGH)] * found
+        assert found or not any("(0 tokens)" in told for told in report.passed), report.passed
 
 
 @pytest.mark.parametrize("days", [30, 3])

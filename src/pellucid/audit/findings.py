@@ -33,6 +33,7 @@ _EXPOSED, _SUPPLY, _UNBOUNDED = "LLM02:2025", "LLM03:2025", "LLM10:2025"
 RULES: dict[str, Rule] = {
     "no-key": Rule("Anyone who reaches the server may use it", 306, _UNBOUNDED),
     "open-route": Rule("A route answers without the key", 306, _EXPOSED),
+    "wrong-scope": Rule("A key opens what its scopes do not allow", 863, _EXPOSED),
     "any-host": Rule("Any name in the Host header is answered, so a web page can reach the server", 350, _EXPOSED),
     "any-origin": Rule("Pages of other origins may call the server", 346, _EXPOSED),
     "plaintext": Rule("Prompts and keys cross the network in plain text", 319, _EXPOSED),

@@ -14,10 +14,12 @@ from pellucid.audit.findings import Report, Severity
 from pellucid.audit.target import Target, fields, listening
 from pellucid.errors import UnreachableError
 from pellucid.server.auth import is_loopback
-from pellucid.server.manifest import OPEN
+from pellucid.server.manifest import OPEN, ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from pellucid.server.keys import Scope
 
 STRANGER = "attacker.example"
 SOON = 14
@@ -156,6 +158,34 @@ def check_keys(target: Target, process: psutil.Process | None, report: Report) -
         report.passed.append("every route but /health and /ready asks for the key, whatever the spelling of its path")
     if target.key is None:
         report.unchecked["what needs a key"] = "the server has keys and the audit got none; give --api-key"
+
+
+def check_scopes(target: Target, scoped: Mapping[Scope, str] | None, report: Report) -> None:
+    """A key of one scope is refused by every route that the manifest gives to another."""
+    if target.key is None:
+        return  # check_keys says so
+    if scoped is None:
+        report.unchecked["scopes"] = "it takes a key of each; `pellucid serve --strict` makes them for its own audit"
+        return
+    opened: list[str] = []
+    for (method, route), access in ROUTES.items():
+        path = route.replace("{model:path}", "x").replace("{id}", "x")
+        body: dict[str, str] | None = {} if method == "POST" else None
+        for scope, key in scoped.items():
+            if access in ("open", "any", scope):
+                continue
+            status = target.ask(path, body, method=method, key=key).status
+            if status != 403:
+                opened.append(f"{method} {route} with the scope {scope} → {status}")
+    if opened:
+        report.add(
+            "wrong-scope",
+            Severity.HIGH,
+            f"{len(opened)} routes are open to keys that lack their scope: " + ", ".join(opened[:8]),
+            "update Pellucid, or take what answers before its gate out",
+        )
+    else:
+        report.passed.append("a key of one scope opens nothing that belongs to another")
 
 
 def check_names(target: Target, process: psutil.Process | None, report: Report) -> None:

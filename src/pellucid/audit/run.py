@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 
@@ -10,14 +10,22 @@ from pellucid.audit import bounds, host, network, privacy, supply
 from pellucid.audit.findings import Report
 from pellucid.audit.target import Target, fields
 from pellucid.errors import PellucidError, UnreachableError
+from pellucid.server.keys import Scope
 
 
-def audit(target: Target, *, second_key: str | None = None, slow: bool = True) -> Report:
+def audit(
+    target: Target,
+    *,
+    second_key: str | None = None,
+    scoped: Mapping[Scope, str] | None = None,
+    slow: bool = True,
+) -> Report:
     """Look at a server.
 
     Args:
         target: the server; its key should be one that may do everything.
         second_key: a key of another tenant, for the isolation canary.
+        scoped: scope → a key that has it alone, to see what each opens.
         slow: also try what takes its time, 15 s in all.
 
     Raises UnreachableError if nobody answers, or it is another server that does.
@@ -35,6 +43,7 @@ def audit(target: Target, *, second_key: str | None = None, slow: bool = True) -
         "sockets": lambda: network.check_sockets(target, process, report),
         "TLS": lambda: network.check_tls(target, report),
         "keys": lambda: network.check_keys(target, process, report),
+        "scopes": lambda: network.check_scopes(target, scoped, report),
         "names": lambda: network.check_names(target, process, report),
         "bounds": lambda: bounds.check_bounds(target, report, slow=slow),
         "capacity": lambda: bounds.check_capacity(target, report),

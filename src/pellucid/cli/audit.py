@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pellucid.audit.findings import Report
+    from pellucid.server.keys import Lent, Scope
 
 HIGH = 1
 """Exit code."""
@@ -56,14 +57,19 @@ def audit(
         raise typer.Exit(HIGH)
 
 
-def refuse_high(url: str, api_key: str | None, certificate: Path | None) -> None:
+def refuse_high(url: str, keys: Lent | None, certificate: Path | None) -> None:
     """Raise ConfigError if a quick audit finds anything High; it says each fault and its fix."""
     from pellucid.audit.findings import RULES, Severity
     from pellucid.audit.run import audit as look
     from pellucid.audit.target import Target
     from pellucid.errors import ConfigError
 
-    report = look(Target(url, api_key, certificate=certificate), slow=False)
+    if keys is None:
+        report = look(Target(url, None, certificate=certificate), slow=False)
+    else:
+        target = Target(url, keys.first.reveal(), certificate=certificate)
+        scoped: dict[Scope, str] = {scope: key.reveal() for scope, key in keys.scoped.items()}
+        report = look(target, second_key=keys.second.reveal(), scoped=scoped, slow=False)
     high = [finding for finding in report.sorted() if finding.severity is Severity.HIGH]
     if high:
         told = "; ".join(f"{RULES[f.rule].title} ({f.evidence}): {f.fix}" for f in high)

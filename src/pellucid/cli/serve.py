@@ -17,6 +17,7 @@ from pellucid.cli.options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
+    from pellucid.server.keys import Lent
 
 
 def serve(
@@ -196,10 +197,10 @@ def serve(
             notes.append("  " + verify.line(result))
         return llm
 
-    def check(host: str, port: int) -> None:
+    def check(host: str, port: int, keys: Lent | None) -> None:
         from pellucid.cli.audit import refuse_high
 
-        refuse_high(address(host, port, tls), api_key, ssl_certfile)
+        refuse_high(address(host, port, tls), keys, ssl_certfile)
 
     def ready(llm: LLM, host: str, port: int) -> None:
         keyed = api_key is not None or api_key_file is not None

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import secrets
 import stat
 import sys
 import tomllib
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -68,6 +71,17 @@ def single_key(secret: Secret) -> Key:
     return Key("api-key", "", frozenset(SCOPES), digest_of(text))
 
 
+@dataclass(frozen=True)
+class Lent:
+    """Keys that a server makes for a while, of a tenant each."""
+
+    first: Secret
+    """May do everything, as `second` may."""
+    second: Secret
+    scoped: dict[Scope, Secret]
+    """Scope → a key that has it alone."""
+
+
 class Keyring:
     """The keys of a server; those of the file can be read again."""
 
@@ -76,6 +90,7 @@ class Keyring:
         self._single = () if single is None else (single_key(single),)
         self._file = file
         self._keys = self._single
+        self._lent: tuple[Key, ...] = ()
         self.reload()
 
     def __len__(self) -> int:
@@ -91,11 +106,32 @@ class Keyring:
         if self._file is not None:
             self._keys = (*self._single, *read(self._file))
 
+    @contextmanager
+    def lent(self) -> Generator[Lent | None]:
+        """Make keys for the server's audit of itself, which hold until the context ends; None where none are asked."""
+        if not self.required:
+            yield None
+            return
+        made: list[Key] = []
+
+        def lend(name: str, scopes: Iterable[Scope]) -> Secret:
+            # No key of the file can have such a name.
+            text = f"pk-{secrets.token_urlsafe(32)}"
+            made.append(Key(f"audit:{name}", f"audit:{name}", frozenset(scopes), digest_of(text)))
+            return Secret(text)
+
+        lent = Lent(lend("first", SCOPES), lend("second", SCOPES), {scope: lend(scope, [scope]) for scope in SCOPES})
+        self._lent = tuple(made)
+        try:
+            yield lent
+        finally:
+            self._lent = ()
+
     def find(self, token: str) -> Key | None:
         """Return the key of that text, if there is one; every key is compared, whichever it is."""
         given = digest_of(token)
         found = None
-        for key in self._keys:
+        for key in (*self._keys, *self._lent):
             if hmac.compare_digest(given, key.digest):
                 found = key
         return found

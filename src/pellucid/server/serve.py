@@ -18,7 +18,7 @@ from pellucid.errors import ConfigError
 from pellucid.secret import Secret
 from pellucid.server.app import create_app
 from pellucid.server.auth import is_loopback
-from pellucid.server.keys import Keyring
+from pellucid.server.keys import Keyring, Lent
 from pellucid.server.limits import Limits
 from pellucid.server.service import Service
 from pellucid.server.tls import Certificate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Ready = Callable[["LLM", str, int], None]
 """Called with the model, the host and the port, as soon as requests are served."""
-Check = Callable[[str, int], None]
+Check = Callable[[str, int, Lent | None], None]
 
 
 def serve(
@@ -66,8 +66,8 @@ def serve(
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
         private_stream: packets of no stream tell of its tokens.
-        check: called on a thread with the host and the port when the model is there and before /ready says so; what it
-            raises ends the server.
+        check: called on a thread with the host, the port and keys made for it, when the model is there and before
+            /ready says so; what it raises ends the server.
         ready: told when requests are served.
 
     Raises:
@@ -110,7 +110,8 @@ def serve(
                 if callable(llm):
                     service.attach(model)
                 if check is not None:
-                    await asyncio.to_thread(check, host, address[1])
+                    with keys.lent() as lent:
+                        await asyncio.to_thread(check, host, address[1], lent)
                     service.checking = False
                 if ready is not None:
                     ready(model, host, address[1])
