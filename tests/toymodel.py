@@ -1,19 +1,22 @@
 """A model of bytes that says what it is told to, so that tests of the API and the commands need no real one.
 
-Law: token b is byte b; what follows the last `>` of a prompt is the script chosen by the prompt's first character. The
-device keeps tokens in pages as a real one keeps K and V, so what comes out is right only if pages and positions are.
+Law: token b is byte b; what follows the last `>` of a prompt is the script chosen by the prompt's first character; the
+hidden state of a row is made of its token and its position. The device keeps tokens in pages as a real one keeps K and
+V, so what comes out is right only if pages and positions are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.config import EngineConfig
-from pellucid.devices.base import Batch
+from pellucid.devices.base import Batch, Tap
+from pellucid.errors import RequestError
+from pellucid.graph.hidden import HIDDEN
 from pellucid.llm import LLM
 from pellucid.models.tokens import CONTROL, NORMAL, TokenizerSource
 from pellucid.text.chat import ChatTemplate
@@ -22,6 +25,7 @@ from pellucid.text.tokenizer import Tokenizer
 BOS, EOS, USER, BOT = 256, 257, 258, 259
 SPECIALS = ("<s>", "</s>", "<user>", "<bot>")
 VOCAB = 260
+D_MODEL = 24
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<user>{% elif m.role == 'assistant' %}<bot>{% endif %}"
     "{{ m.content }}{% endfor %}<bot>"
@@ -55,6 +59,7 @@ class ScriptDevice:
     """Says the scripts. `fail_at` makes the step at that position raise."""
 
     vocab_size = VOCAB
+    d_model = D_MODEL
     pool = None
 
     def __init__(self, config: EngineConfig, scripts: Mapping[str, str] = SCRIPTS, fail_at: int | None = None) -> None:
@@ -88,6 +93,9 @@ class ScriptDevice:
                     )
         return np.stack(out) if out else np.empty((0, VOCAB), np.float32)
 
+    def plan(self, taps: Sequence[Tap]) -> ScriptPlan:
+        return ScriptPlan(self, taps)
+
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
         mark = max((i for i, t in enumerate(tokens) if t in (ord(">"), BOT)), default=-1)
         first = next((t for t in tokens if t < 256), ord("a"))
@@ -97,6 +105,29 @@ class ScriptDevice:
         logits = -np.arange(VOCAB, dtype=np.float32) / 100
         logits[following] = 12.0
         return logits
+
+
+class ScriptPlan:
+    """Shows hidden states, and nothing else."""
+
+    width = D_MODEL
+
+    def __init__(self, device: ScriptDevice, taps: Sequence[Tap]) -> None:
+        if any(tap != Tap(HIDDEN) for tap in taps):
+            raise RequestError("the toy device shows hidden states only")
+        self._device = device
+
+    def run(self, batch: Batch, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        logits = self._device.run(batch)
+        return logits, hidden_states(batch.tokens[rows], batch.positions[rows])
+
+    def of(self, seen: NDArray[np.float32], tap: Tap) -> NDArray[np.float32]:
+        return seen
+
+
+def hidden_states(tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
+    """(rows, D_MODEL)."""
+    return np.cos(np.outer(tokens + 1, np.arange(1, D_MODEL + 1)) + positions[:, None]).astype(np.float32)
 
 
 def toy_llm(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pellucid.engine.events import Event, FinishEvent, TokenEvent
+from pellucid.engine.pooling import PoolingKind
 from pellucid.engine.sequence import Sequence, TopLogprobs
 from pellucid.results import Chunk, CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from pellucid.sampling.grammar import Matcher
@@ -48,6 +49,7 @@ class Answer:
         params: how to sample.
         seed: used for every choice, whatever `params` says.
         matcher: of params.grammar.
+        pooling: make an embedding of the prompt, which its sequence then has; None: none.
     """
 
     def __init__(
@@ -58,13 +60,14 @@ class Answer:
         params: SamplingParams,
         seed: int,
         matcher: Matcher | None = None,
+        pooling: PoolingKind | None = None,
     ) -> None:
         params = replace(params, seed=seed)
         self._tokenizer = tokenizer
         self._params = params
         request_id = secrets.token_hex(8)
         self.sequences = Sequence.fan_out(
-            ids, params, id=request_id, seed=seed, stop_ids=tokenizer.stop_ids, matcher=matcher
+            ids, params, id=request_id, seed=seed, stop_ids=tokenizer.stop_ids, matcher=matcher, pooling=pooling
         )
         wanted = params.logprobs is not None
         outputs = [

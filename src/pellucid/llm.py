@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pellucid.devices.base import Device
     from pellucid.engine.engine import Engine
     from pellucid.engine.events import Event
+    from pellucid.engine.pooling import PoolingKind
     from pellucid.engine.worker import Worker
     from pellucid.models.spec import ModelSpec
     from pellucid.probes.trace import Trace
@@ -322,6 +323,43 @@ class LLM:
             ranks.append(None if entry is None else entry[token].rank)
         return ScoreResult(ids, [self.tokenizer.decode([i], skip_special=False) for i in ids], logprobs, ranks)
 
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling: PoolingKind = "mean",
+        dimensions: int | None = None,
+        progress: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """Embeddings (texts, dimensions) of texts or token ids, each of length 1: a dot product is a cosine.
+
+        Args:
+            texts: text, token ids, or a list of these.
+            pooling: "mean" of the model's last hidden states, or that of the "last" token.
+            dimensions: numbers that are kept of each; None: all, the model's width.
+            progress: as in `generate`.
+
+        Raises:
+            RequestError: a text, `pooling` or `dimensions` that cannot be served; nothing is computed then.
+            ContextLengthError: a text does not fit the context.
+        """
+        import numpy as np
+
+        from pellucid.answers import Answer
+        from pellucid.engine.pooling import KINDS
+
+        if pooling not in KINDS:
+            raise RequestError(f"pooling={pooling!r} is none; choose mean or last", param="pooling")
+        size = self.engine.embedding_size
+        if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions <= size):
+            raise RequestError(f"dimensions={dimensions!r} is not from 1 to {size}, the model's", param="dimensions")
+        params = SamplingParams(max_tokens=0)
+        prompts = [self._of_prompt(prompt) for prompt in _prompts(texts)]
+        answers = [Answer(self.tokenizer, text, ids, params, 0, pooling=pooling) for text, ids in prompts]
+        self._run(answers, progress)
+        vectors = [self._vector(answer, dimensions) for answer in answers]
+        return np.stack(vectors) if vectors else np.empty((0, dimensions or size), np.float32)
+
     # -- to look inside --------------------------------------------------------------------------------------------
 
     def inspect(
@@ -498,6 +536,11 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _params(params, len(prompts))
         answers = [self._answer(text, ids, one) for (text, ids), one in zip(prompts, each, strict=True)]
+        self._run(answers, progress)
+        return [answer.output for answer in answers]
+
+    def _run(self, answers: Sequence[Answer], progress: bool | None) -> None:
+        """Have all answers end."""
         show = _shown(progress) if progress is not None or len(answers) > 1 else False
         with self._running(answers) as step, _bar(len(answers), show) as tick:
             done = 0
@@ -505,7 +548,12 @@ class LLM:
                 done += sum(answer.output.finished for answer in step())
                 if show:
                     tick(done, sum(answer.generated for answer in answers))
-        return [answer.output for answer in answers]
+
+    def _vector(self, answer: Answer, dimensions: int | None) -> NDArray[np.float32]:
+        [seq] = answer.sequences
+        if answer.output.error is not None or seq.pooling is None:
+            raise EngineError(f"the text could not be embedded: {answer.output.error}")
+        return seq.pooling.vector(dimensions)
 
     def _stream(self, answer: Answer) -> Generator[Chunk, None, RequestOutput]:
         with self._running([answer]) as step:

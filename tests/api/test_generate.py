@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from itertools import zip_longest
 
+import numpy as np
 import pytest
 
 from pellucid.errors import ContextLengthError, RequestError
 from pellucid.llm import LLM
 from pellucid.sampling.params import SamplingParams
-from toymodel import BOT, EOS, USER, toy_llm
+from toymodel import BOT, D_MODEL, EOS, USER, hidden_states, toy_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
@@ -36,6 +37,21 @@ def settles(llm: LLM) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+def test_embeddings(llm: LLM) -> None:
+    texts = ["a>", "hello", list(b"hello")]
+    vectors = llm.embed(texts)
+    assert vectors.shape == (3, D_MODEL) and vectors.dtype == np.float32
+    states = hidden_states(np.frombuffer(b"hello", np.uint8).astype(np.int32), np.arange(5, dtype=np.int32))
+    assert np.allclose(vectors[1], states.mean(axis=0) / np.linalg.norm(states.mean(axis=0)), atol=1e-6)
+    assert np.array_equal(vectors[1], vectors[2])
+    [last] = llm.embed("hello", pooling="last", dimensions=4)
+    assert np.allclose(last, states[-1, :4] / np.linalg.norm(states[-1, :4]), atol=1e-6)
+    assert llm.embed([]).shape == (0, D_MODEL)
+    assert llm.embed(["a" * 512]).shape == (1, D_MODEL)
+    with pytest.raises(ContextLengthError, match="513"):
+        llm.embed(["fine", "a" * 513])
 
 
 def test_one_prompt(llm: LLM) -> None:

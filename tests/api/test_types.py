@@ -50,6 +50,13 @@ USER = {"role": "user", "content": "a"}
         lambda m: m.detokenize("a"),
         lambda m: m.score(None),
         lambda m: m.score(b"ab"),
+        lambda m: m.embed(None),
+        lambda m: m.embed([b"ab"]),
+        lambda m: m.embed([""]),
+        lambda m: m.embed("a", pooling="max"),
+        lambda m: m.embed("a", dimensions=0),
+        lambda m: m.embed("a", dimensions=25),
+        lambda m: m.embed("a", dimensions=1.5),
         lambda m: SamplingParams(stop=5),  # type: ignore[arg-type]
         lambda m: SamplingParams(stop=b"x"),  # type: ignore[arg-type]
         lambda m: SamplingParams(stop_token_ids=5),  # type: ignore[arg-type]

@@ -93,6 +93,11 @@ class Device(Protocol):
 class Watchable(Protocol):
     """A device whose values can be looked at while it serves."""
 
+    @property
+    def d_model(self) -> int:
+        """Numbers of a hidden state (graph.hidden.HIDDEN)."""
+        ...
+
     def plan(self, taps: Sequence[Tap]) -> Tapped:
         """What computes the same step and shows what the taps see. Raises RequestError: no such value."""
         ...

@@ -19,6 +19,7 @@ from pellucid.devices.tapped import TappedPlan
 from pellucid.errors import ConfigError, EngineError, MemoryPlanError
 from pellucid.graph.fuse import fuse
 from pellucid.graph.graph import Graph
+from pellucid.graph.hidden import HIDDEN, hidden_size, with_hidden
 from pellucid.graph.ops import RopeSpec, Value
 from pellucid.graph.patch import patched, tail
 from pellucid.graph.reference import rope_angles
@@ -123,6 +124,11 @@ class CpuDevice:
         return self._source[0]
 
     @property
+    def d_model(self) -> int:
+        """Numbers of a hidden state. Raises RequestError: the graph has none."""
+        return hidden_size(self.graph)
+
+    @property
     def vectors(self) -> Mapping[str, NDArray[np.float32]]:
         """The weights that do not multiply: norms and biases, by canonical name."""
         return self._source[2]
@@ -137,7 +143,8 @@ class CpuDevice:
         if found is None:
             while len(self._plans) >= MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
-            found = self._tapped(patched(self.graph, key[1]), key[0])
+            seen = any(tap.name == HIDDEN for tap in key[0])
+            found = self._tapped(patched(with_hidden(self.graph) if seen else self.graph, key[1]), key[0])
         self._plans[key] = found
         return found
 

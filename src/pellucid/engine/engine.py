@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pellucid._core import SampleState
 from pellucid.config import EngineConfig
-from pellucid.devices.base import Device
+from pellucid.devices.base import Device, Watchable
 from pellucid.engine.batch import PageTables, Step, Work, batch_of
 from pellucid.engine.events import Event, FinishEvent, FinishReason, TokenEvent
 from pellucid.engine.pace import Pace
@@ -95,7 +95,7 @@ class Engine:
         self._seqs: dict[str, Sequence] = {}
         self._events: list[Event] = []
         self._watched = 0
-        """Sequences of which somebody sees values."""
+        """Sequences that somebody looks at, or that pool their hidden states."""
         self._ends: deque[float] = deque(maxlen=64)
         """When the last sequences ended, of time.monotonic()."""
         self._arrivals = 0
@@ -108,6 +108,13 @@ class Engine:
     def busy(self) -> bool:
         """True if step() has something to do or to tell."""
         return bool(self._seqs or self._events)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of an embedding. Raises RequestError: the device shows no hidden states."""
+        if not isinstance(self.device, Watchable):
+            raise RequestError("this device shows no hidden states, so it makes no embeddings", param="input")
+        return self.device.d_model
 
     @property
     def room(self) -> int:
@@ -141,13 +148,15 @@ class Engine:
         Raises:
             ContextLengthError: prompt and answer do not fit the context.
             CapacityError: they do not fit the whole KV cache.
-            RequestError: the prompt is empty, or an id is not in the vocabulary.
+            RequestError: the prompt is empty, an id is not in the vocabulary, or there are no embeddings to be had.
         """
         prompt, wanted, vocab = seq.prompt_len, seq.params.max_tokens, self.device.vocab_size
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token", param="prompt")
         if min(seq.tokens) < 0 or max(seq.tokens) >= vocab:
             raise RequestError(f"the prompt has a token id outside 0..{vocab - 1}", param="prompt")
+        if seq.pooling is not None:
+            _ = self.embedding_size
         answer = wanted if wanted is not None else max(1, self.context - prompt)
         if prompt + answer > self.context:
             raise ContextLengthError(
@@ -199,7 +208,7 @@ class Engine:
         seq.arrival = self._arrivals
         self._arrivals += 1
         self._seqs[seq.id] = seq
-        self._watched += seq.watch is not None
+        self._watched += bool(seq.looks)
         self.scheduler.add(seq)
         if self.hub.wants("arrive"):
             self.hub.emit("arrive", {"seq": seq})
@@ -317,6 +326,8 @@ class Engine:
             pick += work.sample
             try:
                 self.scheduler.advance(work)
+                if work.seq.pooling is not None:
+                    work.seq.pooling.check()
                 if work.score_rows:
                     self._score(work, logits[first : first + work.score_rows])
                 if work.sample:
@@ -388,7 +399,7 @@ class Engine:
         self, seq: Sequence, reason: FinishReason, error: PellucidError | None = None, stop_token: int | None = None
     ) -> None:
         del self._seqs[seq.id]
-        self._watched -= seq.watch is not None
+        self._watched -= bool(seq.looks)
         self.scheduler.remove(seq)
         seq.sampler = None
         seq.finish_reason = reason

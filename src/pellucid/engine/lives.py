@@ -213,7 +213,7 @@ class Lives:
             seq.tenant,
             prompt,
             frame["cached"],
-            looked_up=seq.prompt_logprobs is None and self._engine.pool.prefix_cache,
+            looked_up=seq.reusable > 0 and self._engine.pool.prefix_cache,
         )
         life.cache = story
         totals = self.totals

@@ -48,7 +48,7 @@ class CacheStory:
     other_tenant: int
     """Tokens that were computed lately, for another tenant only."""
     not_looked_up: int
-    """Tokens computed whatever the cache held: logprobs of the prompt were wanted, or there is no cache."""
+    """Tokens computed whatever the cache held: logprobs or the mean of the prompt were wanted, or there is no cache."""
     new: int
     """Tokens that nobody computed lately."""
     diverged_at: int | None

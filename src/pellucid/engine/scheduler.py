@@ -221,23 +221,23 @@ class Scheduler:
             chosen = self.shares.next(self.waiting, index)
             seq = self.waiting[chosen]
             known: list[int] = []
-            # A prompt whose logprobs are asked for is computed whole. One token always is, so that there are logits.
-            reusable = (len(seq.tokens) - 1) // pool.page_size
+            # One token is computed always, so that there are logits.
+            full = (len(seq.tokens) - 1) // pool.page_size
+            reusable = min(full, seq.reusable // pool.page_size)
             if pool.prefix_cache:
-                pool.digest_to(seq.digests, seq.tokens, reusable, seq.root)
-                if seq.prompt_logprobs is None or len(seq.prompt_logprobs) >= seq.prompt_len:
-                    known = pool.match(seq.digests, seq.tokens, reusable)
-                    if len(known) < reusable and seq.digests[len(known)] in self._coming:
-                        pool.release(known)
-                        self.waiting.insert(index, self.waiting.pop(chosen))
-                        index += 1
-                        continue
+                pool.digest_to(seq.digests, seq.tokens, full, seq.root)
+                known = pool.match(seq.digests, seq.tokens, reusable)
+                if len(known) < reusable and seq.digests[len(known)] in self._coming:
+                    pool.release(known)
+                    self.waiting.insert(index, self.waiting.pop(chosen))
+                    index += 1
+                    continue
             need = pool.pages_for(len(seq.tokens)) - len(known)
             if self.running and need + promised > pool.available:
                 pool.release(known)
                 return "pages"
             del self.waiting[chosen]
-            self._enter(seq, known, reusable)
+            self._enter(seq, known, full)
             self._plan(seq)
             promised += max(0, pool.pages_for(len(seq.tokens)) - len(seq.pages)) + 1
         if not self.waiting:
@@ -246,7 +246,7 @@ class Scheduler:
             return "prefix"
         return "seats" if len(self.running) >= self.max_seqs else "rows"
 
-    def _enter(self, seq: Sequence, known: list[int], reusable: int) -> None:
+    def _enter(self, seq: Sequence, known: list[int], full: int) -> None:
         pool = self.pool
         seq.pages = known
         seq.published = len(known)
@@ -257,7 +257,7 @@ class Scheduler:
         self.tables.open(seq)
         insort(self.running, seq, key=key_of)
         if pool.prefix_cache:
-            for digest in seq.digests[len(known) : reusable]:
+            for digest in seq.digests[len(known) : full]:
                 self._coming.setdefault(digest, seq)
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += seq.computed

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from pellucid.engine.pooling import Pooling, PoolingKind
 from pellucid.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from pellucid._core import SampleState
-    from pellucid.engine.watch import Watch
+    from pellucid.engine.watch import Look, Watch
     from pellucid.sampling.grammar import Matcher
 
 TopLogprobs = list[tuple[int, float]]
@@ -42,6 +43,7 @@ class Sequence:
         "pages",
         "paid",
         "params",
+        "pooling",
         "preemptions",
         "priority",
         "prompt_len",
@@ -78,6 +80,7 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
+        pooling: PoolingKind | None = None,
     ) -> None:
         """Make a sequence that is ready for Engine.add.
 
@@ -92,6 +95,7 @@ class Sequence:
             salt: only sequences of the tenant with the same salt share pages.
             stop_ids: the model's own end tokens (Tokenizer.stop_ids).
             matcher: of params.grammar, if there is one; each answer has its own.
+            pooling: make an embedding of the prompt; None: none.
             seed: used if params.seed is None; if both are, the engine's configured one, else one that is drawn here.
         """
         self.id = id if id is not None else uuid4().hex
@@ -133,6 +137,8 @@ class Sequence:
 
         self.watch: Watch | None = None
         """What somebody wants to see of its values; set before Engine.add."""
+        self.pooling: Pooling | None = None if pooling is None else Pooling(pooling, self.prompt_len)
+        """What becomes the prompt's embedding."""
         self.limit = 0
         """Length at which the answer ends; set by Engine.add."""
         self.arrival = 0
@@ -164,6 +170,7 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         seed: int | None = None,
         matcher: Matcher | None = None,
+        pooling: PoolingKind | None = None,
     ) -> list[Sequence]:
         """Return the params.n sequences of one request, with one seed; the prefix cache lets them share the prompt.
 
@@ -184,6 +191,7 @@ class Sequence:
                 stop_ids=stop_ids,
                 seed=seed,
                 matcher=None if matcher is None else matcher.copy(),
+                pooling=pooling,
             )
             for choice in range(params.n)
         ]
@@ -200,6 +208,18 @@ class Sequence:
     def output_len(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """Those who see its values."""
+        return tuple(look for look in (self.watch, self.pooling) if look is not None)
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens that may come from the prefix cache: whose rows show nothing that is still wanted."""
+        if self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len:
+            return 0
+        return len(self.tokens) if self.pooling is None else self.pooling.next
 
     @property
     def key(self) -> tuple[int, int]:

@@ -1,13 +1,14 @@
 """Watching: what is seen of a sequence's values while it is served.
 
-Law: nobody who watches changes what is served, or waits for it. What is seen goes to a ring of bounded size; who reads
-too slowly loses the oldest, and is told how much. Rows of other sequences are never copied.
+Law: nobody who watches changes what is served, or waits for it. What a Watch sees goes to a ring of bounded size; who
+reads too slowly loses the oldest, and is told how much. Rows of other sequences are never copied.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence as Row
 from dataclasses import dataclass
@@ -70,7 +71,25 @@ class Ring:
             return out
 
 
-class Watch:
+class Look(ABC):
+    """One who sees values of one sequence, in the step that makes them."""
+
+    taps: tuple[Tap, ...]
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        """Why nothing more is seen; None: all is well."""
+
+    @abstractmethod
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Of the positions start to end, not included, the first that is wanted and the one behind the last."""
+
+    @abstractmethod
+    def take(self, positions: NDArray[np.int32], values: dict[Tap, F32]) -> None:
+        """See some rows: their positions, and for each tap (rows, *shape of its form). Called if there are any."""
+
+
+class Watch(Look):
     """What somebody wants to see of one sequence. Set Sequence.watch before the sequence is added."""
 
     def __init__(self, taps: Row[Tap], *, capacity: int = 8 << 20, every: bool = True) -> None:
@@ -81,39 +100,55 @@ class Watch:
             capacity: bytes of the ring.
             every: all rows; False: only the last of each step, that from which a token is drawn.
         """
+        super().__init__()
         self.taps = tuple(taps)
         self.every = every
         self.ring = Ring(capacity)
-        self.error: str | None = None
-        """Why nothing more is seen; None: all is well."""
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """As in Look."""
+        return (start if self.every else end - 1), end
+
+    def take(self, positions: NDArray[np.int32], values: dict[Tap, F32]) -> None:
+        """As in Look: put them on the ring."""
+        self.ring.push(Seen(positions.copy(), {tap: value.copy() for tap, value in values.items()}))
 
 
 def run_watched(device: Device, step: Step, batch: Batch) -> F32:
-    """Device.run, and what is watched goes to the rings. A watch that fails is ended, and the step is run without."""
-    live = [
-        (work, int(batch.seq_starts[i]), work.seq.watch)
-        for i, work in enumerate(step.work)
-        if work.seq.watch is not None and work.seq.watch.error is None
+    """Device.run, and what is seen goes to those who look. A look that fails is ended, and the step is run without.
+
+    If there is no such plan the watches go first: what they ask for is up to people, and an embedding needs its own.
+    """
+    looks = [
+        (look, first, work.start, work.start + work.rows)
+        for work, first in zip(step.work, batch.seq_starts.tolist(), strict=False)
+        for look in work.seq.looks
+        if look.error is None
     ]
-    if not live:
+    if not looks:
         return device.run(batch)
     try:
         if not isinstance(device, Watchable):
             raise RequestError("this device's values cannot be looked at")
-        plan = device.plan(tuple(dict.fromkeys(tap for _, _, watch in live for tap in watch.taps)))
+        plan = device.plan(tuple(dict.fromkeys(tap for look, *_ in looks for tap in look.taps)))
     except Exception as error:
-        for _, _, watch in live:
-            watch.error = str(error)
+        watches = [look for look, *_ in looks if isinstance(look, Watch)]
+        for look in watches or [look for look, *_ in looks]:
+            look.error = str(error)
         log.warning("what was to be watched cannot be, and is left out: %s", error)
-        return device.run(batch)
-    spans = [(start if watch.every else start + work.rows - 1, start + work.rows) for work, start, watch in live]
-    rows = np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in spans])
+        return run_watched(device, step, batch)
+    seen_by: list[tuple[Look, int, int]] = []
+    for look, first, start, end in looks:
+        a, b = look.span(start, end)
+        if a < b:
+            seen_by.append((look, first + a - start, first + b - start))
+    rows = np.concatenate([np.arange(a, b, dtype=np.int32) for _, a, b in seen_by] or [np.empty(0, np.int32)])
     logits, seen = plan.run(batch, rows)
     at = 0
-    for (_, _, watch), (a, b) in zip(live, spans, strict=True):
+    for look, a, b in seen_by:
         mine = seen[at : at + b - a]
         at += b - a
-        watch.ring.push(Seen(batch.positions[a:b].copy(), {tap: plan.of(mine, tap).copy() for tap in watch.taps}))
+        look.take(batch.positions[a:b], {tap: plan.of(mine, tap) for tap in look.taps})
     return logits
 
 

@@ -131,7 +131,7 @@ def _why(life: Life) -> str:
     causes = {
         "its pages had been given to others": story.evicted,
         "it was computed for another tenant, and tenants share nothing": story.other_tenant,
-        "logprobs of the prompt were asked for, or there is no prefix cache": story.not_looked_up,
+        "logprobs or the mean of the prompt were asked for, or there is no prefix cache": story.not_looked_up,
         "nobody had computed it lately": story.new,
     }
     cause, tokens = max(causes.items(), key=lambda pair: pair[1])

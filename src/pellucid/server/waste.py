@@ -27,7 +27,7 @@ ADVICE = {
     "evicted": "a larger KV cache (--kv-pages, or --kv q8_0) would have kept their pages",
     "preempted": "a larger KV cache (--kv-pages), or fewer answers together (--max-seqs), would not have preempted",
     "other_tenant": "the price of tenants that share nothing",
-    "not_looked_up": "logprobs of prompts compute whole prompts: ask for them once a prompt",
+    "not_looked_up": "logprobs and mean embeddings of prompts compute whole prompts: ask for them once a prompt",
     "near_miss": "put what differs from request to request (times, ids, names) behind what is alike",
     "unused_tools": "send only tools that this request may need",
     "after_disconnect": "clients left before their answers ended: lower max_tokens, or longer time-outs there",
