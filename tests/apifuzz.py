@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from pellucid.server.openai import ChatRequest, CompletionRequest
+from pellucid.server.openai import ChatRequest, CompletionRequest, EmbeddingRequest
 from serving import Live
 
 HEALTH = list(HealthCheck)
-NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, "foo"})
+NAMES = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *EmbeddingRequest.model_fields, "foo"})
 ODD = st.sampled_from([float("nan"), float("inf"), -0.0])
 NUMBERS = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.floats(-2, 2), ODD)
 KEYS = st.sampled_from(["role", "content", "type", "text", "1", "include_usage"])
@@ -32,7 +32,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 CHANGES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3)
-GOOD: dict[str, Any] = {"max_tokens": 3, "prompt": "a>", "messages": [{"role": "user", "content": "a"}]}
+GOOD: dict[str, Any] = {"max_tokens": 3, "prompt": "a>", "input": "a", "messages": [{"role": "user", "content": "a"}]}
 
 
 def change_bodies(live: Live, count: int, number: int) -> Counter[int]:
@@ -41,7 +41,7 @@ def change_bodies(live: Live, count: int, number: int) -> Counter[int]:
 
     @seed(number)
     @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=HEALTH)
-    @given(path=st.sampled_from(["chat/completions", "completions"]), change=CHANGES)
+    @given(path=st.sampled_from(["chat/completions", "completions", "embeddings"]), change=CHANGES)
     def ask(path: str, change: dict[str, Any]) -> None:
         body = json.dumps(GOOD | change)
         response = live.http.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
@@ -49,7 +49,7 @@ def change_bodies(live: Live, count: int, number: int) -> Counter[int]:
         assert response.status_code in (200, 400, 404), (body, response.text)
         if response.status_code != 200:
             assert response.json()["error"]["message"]
-        elif json.loads(body).get("stream"):
+        elif json.loads(body).get("stream") and path != "embeddings":
             assert response.text.endswith("data: [DONE]\n\n")
 
     ask()

@@ -17,6 +17,7 @@ USER = [{"role": "user", "content": "a"}]
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": USER, "max_tokens": 3},
     "/v1/completions": {"prompt": "a>", "max_tokens": 3},
+    "/v1/embeddings": {"input": "a"},
     "/v1/responses": {"input": "a", "max_output_tokens": 3},
     "/v1/messages": {"messages": USER, "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": USER},
@@ -39,6 +40,12 @@ SPECIAL = {
         "stop": ['[""]', json.dumps(["x" * 257]), json.dumps(["x"] * 17)],
         "best_of": ["2", "-1"],
         "min_tokens": ["4"],
+    },
+    "/v1/embeddings": {
+        "input": ["[]", "[[]]", "[260]", "[-1]", "[1, 1.5]", '["a", [1]]', '""', json.dumps(["a"] * 33)],
+        "dimensions": ["25"],
+        "encoding_format": ['"int8"'],
+        "pooling": ['"max"'],
     },
     "/detokenize": {"tokens": ["[260]", "[-1]", "[18446744073709551616]", "[1.5]", '["a"]']},
 }

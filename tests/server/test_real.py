@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -87,6 +88,25 @@ def test_the_openai_package(served: Served) -> None:
     assert again.usage.prompt_tokens_details.cached_tokens >= 16
     with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens"):
         client.completions.create(model="smollm2", prompt="word " * 2000)
+
+
+def test_embeddings_by_the_openai_package(served: Served) -> None:
+    client = openai.OpenAI(base_url=served.url + "/v1", api_key="any", max_retries=0)
+    texts = ["The cat sat on the mat.", "A kitten rested on the rug.", "Quarterly revenue rose by four percent."]
+    answer = client.embeddings.create(model="smollm2", input=texts)  # which asks for base64 by itself
+    assert [item.index for item in answer.data] == [0, 1, 2] and answer.usage.prompt_tokens > 15
+    a, b, c = vectors = np.array([item.embedding for item in answer.data], np.float32)
+    assert vectors.shape == (3, 576) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert a @ b > a @ c + 0.1 and a @ b > b @ c + 0.1
+    ids = [httpx.post(served.url + "/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+    floats = client.embeddings.create(model="smollm2", input=ids, encoding_format="float")
+    assert np.array_equal(np.array([item.embedding for item in floats.data], np.float32), vectors)
+    [short] = client.embeddings.create(model="smollm2", input=ids[0], dimensions=64).data
+    assert np.allclose(short.embedding, a[:64] / np.linalg.norm(a[:64]), atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match=r"context length is 1024 tokens.*2001 tokens"):
+        client.embeddings.create(model="smollm2", input="word " * 2000)
+    with pytest.raises(openai.BadRequestError, match="at most 576"):
+        client.embeddings.create(model="smollm2", input="a", dimensions=577)
 
 
 def test_the_prompt_is_scored_as_lm_eval_asks(served: Served) -> None:

@@ -23,7 +23,7 @@ from pellucid.server.auth import Gate
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.keys import Keyring
 from pellucid.server.limits import Limits
-from pellucid.server.routes import chat, completions, messages, models, page, probes, responses, tokens
+from pellucid.server.routes import chat, completions, embeddings, messages, models, page, probes, responses, tokens
 from pellucid.server.service import Service
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def create_app(
     )
     app.add_middleware(Head)
     app.add_middleware(RequestId)
-    for module in (chat, completions, responses, messages, models, tokens, probes, page):
+    for module in (chat, completions, embeddings, responses, messages, models, tokens, probes, page):
         app.include_router(module.router)
     if inspect:
         from pellucid.server.routes import anatomy, engine

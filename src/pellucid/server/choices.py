@@ -25,6 +25,7 @@ from pellucid.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
     from pellucid.engine.lives import Lives
+    from pellucid.engine.pooling import PoolingKind
     from pellucid.engine.worker import Worker
     from pellucid.sampling.grammar import Matcher
     from pellucid.server.metrics import Metrics
@@ -165,6 +166,7 @@ class Generation:
         deadline: float = 0.0,
         began: float | None = None,
         matcher: Matcher | None = None,
+        pooling: PoolingKind | None = None,
         lives: Lives | None = None,
         shown: bool = False,
         reads: Reads | None = None,
@@ -183,6 +185,7 @@ class Generation:
             salt: parts the prefix cache further, within the tenant.
             deadline: seconds that the whole may take; 0: no limit.
             matcher: of params.grammar.
+            pooling: make embeddings of the prompts; None: none.
             began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
@@ -209,6 +212,7 @@ class Generation:
                 salt=salt,
                 stop_ids=tokenizer.stop_ids,
                 matcher=matcher,
+                pooling=pooling,
             )
         ]
         self.choices = [Choice(i, seq, tokenizer) for i, seq in enumerate(sequences)]

@@ -26,6 +26,7 @@ ROUTES: dict[tuple[str, str], Access] = {
     ("GET", "/v1/models/{model:path}"): "any",
     ("POST", "/v1/chat/completions"): "infer",
     ("POST", "/v1/completions"): "infer",
+    ("POST", "/v1/embeddings"): "infer",
     ("POST", "/v1/responses"): "infer",
     ("POST", "/v1/messages"): "infer",
     ("POST", "/v1/messages/count_tokens"): "infer",

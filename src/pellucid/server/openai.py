@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from pellucid.engine.pooling import PoolingKind
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import MAX_CHOICES, Grammar
 from pellucid.sampling.params import MAX_ALLOWED, SAMPLERS, SamplingParams
@@ -664,6 +665,25 @@ Prompts = Annotated[
         }
     ),
 ]
+
+
+class EmbeddingRequest(Request):
+    """Body of POST /v1/embeddings."""
+
+    model: str = Field(default="", max_length=512)
+    """Name of the served model; empty: the one there is."""
+    input: Prompts
+    """Always a list here: each item is a text or its token ids."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1, lt=1 << 31)
+    """Numbers of each embedding: the first so many, scaled to length 1 anew; null: the model's width."""
+    pooling: PoolingKind = "mean"
+    """Ours: the mean of the hidden states of all tokens, or that of the last token."""
+    add_special_tokens: bool = True
+    priority: int = Field(default=0, ge=-INT64, lt=INT64)
+    cache_salt: str = Field(default="", max_length=256)
+    """Only requests of the same key with the same salt share cached prefixes."""
+    user: str = ""
 
 
 class CompletionRequest(GenerationRequest):

@@ -6,10 +6,11 @@ Nothing is ever cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pellucid.errors import ContextLengthError, RequestError
-from pellucid.server.openai import CompletionRequest, Conversation
+from pellucid.server.openai import CompletionRequest, Conversation, Prompt
 from pellucid.text.chat import encode_rendered
 from pellucid.text.tools import shown, style_of
 
@@ -45,21 +46,29 @@ async def chat_prompt(service: Service, body: Conversation) -> list[int]:
     return await service.prepare(work, sum(len(message.content) + 64 for message in body.messages) + 256 * len(tools))
 
 
-async def completion_prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
-    """Encode the prompts that are text, pass on those that are ids. Raises RequestError for one that is empty."""
-    llm = service.llm
-    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-    ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
+async def prompt_ids(
+    service: Service, prompts: Sequence[Prompt], *, add_special: bool, param: str = "prompt"
+) -> list[list[int]]:
+    """Encode the prompts that are text, pass on those that are ids.
+
+    Raises RequestError, which names the field `param`: one is empty, does not fit, or has an id that is no token.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     if texts:  # a request holds texts or ids, never both
-        ids = await encode_texts(service, texts, add_special=body.add_special_tokens)
-    size = llm.tokenizer.vocab_size
+        try:
+            ids = await encode_texts(service, texts, add_special=add_special)
+        except RequestError as error:
+            error.param = param
+            raise
+    size = service.llm.tokenizer.vocab_size
     for i, prompt in enumerate(ids):
         if not prompt:
-            raise RequestError(f"prompt {i} is empty; give at least one token", param="prompt")
+            raise RequestError(f"{param} {i} is empty; give at least one token", param=param)
         if len(prompt) > service.context:
-            raise too_long(service, f"{len(prompt)} tokens")
+            raise too_long(service, f"{len(prompt)} tokens", param)
         if max(prompt) >= size:
-            raise RequestError(f"prompt {i} has a token id outside 0..{size - 1}", param="prompt")
+            raise RequestError(f"{param} {i} has a token id outside 0..{size - 1}", param=param)
     return ids
 
 
@@ -75,12 +84,12 @@ async def encode_texts(service: Service, texts: list[str], *, add_special: bool)
     return await service.prepare(work, sum(map(len, texts)))
 
 
-def too_long(service: Service, size: str) -> ContextLengthError:
+def too_long(service: Service, size: str, param: str) -> ContextLengthError:
     """Return the error for a prompt that does not fit by itself."""
     return ContextLengthError(
         f"This model's maximum context length is {service.context} tokens. However, your prompt has {size}. "
         "Please reduce the length of the prompt.",
-        param="prompt",
+        param=param,
     )
 
 

@@ -27,6 +27,7 @@ from pellucid.server.records import Records
 from pellucid.server.waste import Wasted
 
 if TYPE_CHECKING:
+    from pellucid.engine.pooling import PoolingKind
     from pellucid.engine.worker import Worker
     from pellucid.llm import LLM
     from pellucid.text.read import Reads
@@ -180,6 +181,7 @@ class Service:
         began: float | None = None,
         shown: bool = False,
         reads: Reads | None = None,
+        pooling: PoolingKind | None = None,
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`.
 
@@ -211,6 +213,7 @@ class Service:
             deadline=self.limits.deadline,
             began=began,
             matcher=matcher,
+            pooling=pooling,
             lives=self._lives,
             shown=shown,
             reads=reads,

@@ -126,8 +126,16 @@ class Completion(TypedDict, total=False):
     warnings: list[str]
 
 
-class Shape(Protocol):
-    """How the answer to one request is written."""
+class WholeShape(Protocol):
+    """How the answer to one request is written in one."""
+
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Any:
+        """Return the answer; `pieces` holds one for each choice, in order."""
+        ...
+
+
+class Shape(WholeShape, Protocol):
+    """How the answer to one request is written, in one or as a stream."""
 
     named: bool
     """Whether the events of a stream carry their type as name; others end in [DONE]."""
@@ -146,10 +154,6 @@ class Shape(Protocol):
 
     def failed(self, error: PellucidError) -> Any:
         """Return the chunk that ends a stream when something fails in its midst."""
-        ...
-
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> Any:
-        """Return the answer in one; `pieces` holds one for each choice, in order."""
         ...
 
 

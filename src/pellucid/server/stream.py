@@ -22,7 +22,7 @@ from pellucid.server.errors import error_response
 from pellucid.server.private import BLOCK, SCORED, Blocks, Clock, at_ticks
 from pellucid.server.records import Record
 from pellucid.server.service import Service
-from pellucid.server.shapes import Shape
+from pellucid.server.shapes import Shape, WholeShape
 
 log = logging.getLogger("pellucid.server")
 
@@ -54,27 +54,23 @@ class Body:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-class Answer(Response):
-    """The answer to one request, made while it is sent."""
+class Whole(Response):
+    """The answer to one request, in one JSON object."""
 
-    def __init__(
-        self, service: Service, generation: Generation, shape: Shape, *, stream: bool, private: bool = False
-    ) -> None:
+    def __init__(self, service: Service, generation: Generation, shape: WholeShape, *, stream: bool = False) -> None:
         """Answer with what `generation`, not yet started, brings.
 
         Args:
             service: starts and closes the generation.
             generation: the work.
             shape: how it is written.
-            stream: in events, or in one.
-            private: events leave so that packets tell nothing of tokens; also where the service says so for all.
+            stream: what the record of the request says.
         """
         super().__init__()
         self._service = service
         self._generation = generation
-        self._shape = shape
+        self._whole_shape = shape
         self._stream = stream
-        self._private = private or service.private_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
@@ -90,22 +86,46 @@ class Answer(Response):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._service.start(self._generation)
-            if self._stream:
-                await self._send_events(send)
-                return
-            response = Response(await self._whole(), media_type="application/json")
+            response = await self._respond(send)
         except PellucidError as error:
             response = error_response(error, scope)
-        await response(scope, receive, send)
+        if response is not None:
+            await response(scope, receive, send)
 
-    async def _whole(self) -> bytes:
+    async def _respond(self, send: Send) -> Response | None:
+        """Return what is to be sent; None: it is sent."""
         generation = self._generation
         wholes = [Piece(choice.index) for choice in generation.choices]
         async for pieces in generation.steps():
             for piece in pieces:
                 wholes[piece.choice].add(piece)
         scored = 0 if generation.params.prompt_logprobs is None else sum(map(len, generation.prompts))
-        return await self._service.prepare(lambda: to_json(self._shape.whole(wholes, generation.usage())), scored)
+        body = await self._service.prepare(lambda: to_json(self._whole_shape.whole(wholes, generation.usage())), scored)
+        return Response(body, media_type="application/json")
+
+
+class Answer(Whole):
+    """The answer to one request, in one or as events that are made while they are sent."""
+
+    def __init__(
+        self, service: Service, generation: Generation, shape: Shape, *, stream: bool, private: bool = False
+    ) -> None:
+        """Answer as Whole does, or in events.
+
+        Args:
+            service, generation, shape: as of Whole.
+            stream: in events, or in one.
+            private: events leave so that packets tell nothing of tokens; also where the service says so for all.
+        """
+        super().__init__(service, generation, shape, stream=stream)
+        self._shape = shape
+        self._private = private or service.private_stream
+
+    async def _respond(self, send: Send) -> Response | None:
+        if not self._stream:
+            return await super()._respond(send)
+        await self._send_events(send)
+        return None
 
     async def _send_events(self, send: Send) -> None:
         shape, usage = self._shape, self._generation.usage

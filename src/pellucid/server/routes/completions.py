@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.openai import CompletionRequest
-from pellucid.server.prompts import completion_prompts, prompt_text
+from pellucid.server.prompts import prompt_ids, prompt_text
 from pellucid.server.scores import PromptScores
 from pellucid.server.service import Service
 from pellucid.server.shapes import Completion, CompletionShape
@@ -26,7 +26,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     service.admit(body.n * len(body.prompt))
-    prompts = await completion_prompts(service, body)
+    prompts = await prompt_ids(service, body.prompt, add_special=body.add_special_tokens)
     generation = await service.generation(
         f"cmpl-{uuid4().hex}",
         prompts,
