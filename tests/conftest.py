@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fakehub import FakeHub
+
+# A shell ignores SIGINT in what it starts in the background, and every child of the suite would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_MODELS = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",

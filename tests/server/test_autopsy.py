@@ -172,6 +172,7 @@ def test_calls_of_tools_are_told_as_they_were_parsed() -> None:
             "messages": [{"role": "user", "content": "a"}],
             "tools": tools,
             "tool_choice": "required",
+            "temperature": 0,
             "inspect": {},
         }
         done = live.post("/v1/chat/completions", body)

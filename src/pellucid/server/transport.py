@@ -8,6 +8,7 @@ first signal stops work in order (not ready, no new requests, running ones finis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -265,7 +266,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self._service.draining = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+                self._loop.call_soon_threadsafe(self._stop.set)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop in order on the first signal, at once on the second or while there is nothing to lose."""
