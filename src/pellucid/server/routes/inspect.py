@@ -21,10 +21,10 @@ from pydantic import FailFast, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from pellucid.errors import CapacityError, RequestError
-from pellucid.probes.attention import METRICS, rows_of
-from pellucid.probes.embedding import Neighbours, neighbours, principal, vectors_of
+from pellucid.probes import views
+from pellucid.probes.attention import rows_of
+from pellucid.probes.embedding import neighbours
 from pellucid.probes.export import safetensors
-from pellucid.probes.inspect import piece_of
 from pellucid.probes.replay import budget_bytes
 from pellucid.probes.trace import Trace
 from pellucid.probes.wire import plain
@@ -42,8 +42,6 @@ MOST_TRACES = 8
 MOST_WAITING = 8
 MOST_BUDGET = MOST_HELD = 1 << 30
 """Bytes that one look may take, and that all traces together keep."""
-MOST_POINTS = 512
-"""Tokens on either side of a place whose vectors are mapped."""
 TILE = 256
 """Cells of a side of a tile of an attention map."""
 Place = Annotated[int, Query(ge=-(1 << 24), le=1 << 24)]
@@ -186,7 +184,7 @@ async def tokens(id: str, request: Request) -> Response:
     """Give the tokens and what each was worth, and the norms of what layers wrote."""
     _, traces = _of(request)
     trace = traces.get(id)
-    return JSONResponse(plain({**trace.summary(), "norms": trace.norms, "events": trace.events}))
+    return JSONResponse(views.tokens(trace))
 
 
 @router.get("/inspect/requests/{id}/logits")
@@ -207,10 +205,7 @@ async def logits(
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     params = replace(trace.params, **{name: value for name, value in given.items() if value is not None})
     other = replace(trace, params=params, seed=trace.seed if seed is None else seed)
-    found = await traces.run(lambda: other.why(pos, top=min(top, 200)))
-    ids = {token for stage in (found.raw, *(stage.top for stage in found.stages)) for token, _ in stage}
-    ids |= {found.token, found.chosen, *(i.token for i in found.cdf), *(token for _, token in found.counterfactuals)}
-    return JSONResponse(plain({"funnel": found, "replays": found.replays, "texts": _texts(service, trace, ids)}))
+    return JSONResponse(await traces.run(lambda: views.logits(service.llm, other, pos, min(top, 200))))
 
 
 @router.get("/inspect/requests/{id}/attribution")
@@ -236,18 +231,10 @@ async def embed(id: str, request: Request, pos: Place = -1, top: Small = 8) -> R
     trace = traces.get(id)
     at = trace.at(pos)
 
-    def look() -> tuple[Neighbours, list[int], Any]:
-        kinds = list(dict.fromkeys(trace.ids[max(0, at - MOST_POINTS) : at + MOST_POINTS]))
-        places = principal(vectors_of(service.llm, kinds))
-        return neighbours(service.llm, [trace.ids[at]], min(top, 50)), kinds, places
+    def look() -> dict[str, Any]:
+        return views.embed(service.llm, trace, at, neighbours(service.llm, [trace.ids[at]], min(top, 50)))
 
-    found, kinds, places = await traces.run(look)
-    near = found.near[0]
-    texts = _texts(service, trace, {*kinds, *(token for token, _ in near)})
-    norm = float(np.linalg.norm(found.vectors[0]))
-    return JSONResponse(
-        plain({"pos": at, "norm": norm, "near": near, "kinds": kinds, "places": places, "texts": texts})
-    )
+    return JSONResponse(await traces.run(look))
 
 
 @router.get("/inspect/requests/{id}/lens")
@@ -256,8 +243,7 @@ async def lens(id: str, request: Request, pos: Place = -1, top: Small = 8) -> Re
     service, traces = _of(request)
     trace = traces.get(id)
     found = await traces.run(lambda: trace.logit_lens(pos=pos, top_k=min(top, 20)))
-    ids = {token for layer in found.top for place in layer for token, _ in place} | set(found.targets)
-    return JSONResponse({**plain(found), "texts": _texts(service, trace, ids)})
+    return JSONResponse(views.lens(service.llm, trace, found))
 
 
 @router.get("/inspect/requests/{id}/attn/heads")
@@ -265,8 +251,7 @@ async def heads(id: str, request: Request) -> Response:
     """Give the metrics of every head, (layers, heads) each."""
     _, traces = _of(request)
     trace = traces.get(id)
-    found = await traces.run(trace.head_metrics)
-    return JSONResponse(plain({"metrics": METRICS, "values": found.values, "kv_heads": found.kv_heads}))
+    return JSONResponse(await traces.run(lambda: views.heads(trace)))
 
 
 @router.get("/inspect/requests/{id}/attn/row")
@@ -354,13 +339,6 @@ async def compare(body: CompareRequest, request: Request) -> Response:
         raise RequestError("the two traces are of different tokens", param="other")
     found = await traces.run(lambda: one.compare(other))
     return JSONResponse(plain({"kl": found.kl, "flips": found.flips, "first_divergence": found.first_divergence}))
-
-
-def _texts(service: Service, trace: Trace, ids: set[int]) -> dict[int, str]:
-    """What tokens spell; nothing where the trace tells no texts."""
-    if not any(trace.pieces):
-        return {}
-    return {token: piece_of(service.llm, token).decode("utf-8", "replace") for token in ids}
 
 
 def _of(request: Request) -> tuple[Service, Traces]:
