@@ -73,12 +73,30 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert streamed == [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
 
 
-def test_the_named_one_of_several(client: openai.OpenAI) -> None:
-    choice: Any = {"type": "function", "function": {"name": "now"}}
+def test_the_named_one_of_several_is_called_once(client: openai.OpenAI) -> None:
+    """A model that would go on with the same call has made the only one that was asked for."""
+
+    def calls(choice: Any) -> list[list[str]]:
+        answer = client.chat.completions.create(
+            model="toy", messages=USER, tools=[TOOL, OTHER], tool_choice=choice, max_tokens=400, n=8, seed=1
+        )
+        return [[call.function.name for call in one.message.tool_calls] for one in answer.choices]
+
+    assert max(map(len, calls("required"))) > 1
+    assert calls({"type": "function", "function": {"name": "get_weather"}}) == [["get_weather"]] * 8
+
+
+def test_a_form_of_the_text_says_nothing_of_calls_that_must_be(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="toy", messages=USER, tools=[TOOL, OTHER], tool_choice=choice, parallel_tool_calls=False, max_tokens=400
+        model="toy",
+        messages=USER,
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        response_format={"type": "json_object"},
     )
-    assert answer.choices[0].message.tool_calls[0].function.name == "now"
+    [call] = answer.choices[0].message.tool_calls
+    assert arguments_of(call)["city"] in ("Paris", "Rome")
 
 
 def test_auto_may_just_speak(client: openai.OpenAI) -> None:

@@ -31,7 +31,7 @@ def expected(
         body: the conversation and its tools.
         ids: the prompt.
 
-    Raises RequestError for calls together with another form of the answer.
+    Raises RequestError for a text that must have a form and may be calls, too.
     """
     template = llm.template.source or ""
     tools = [tool.function.shown() for tool in body.callable_tools()]
@@ -39,14 +39,14 @@ def expected(
     thoughts = thinks(template) and params.grammar is None and not required
     style = None
     if tools:
-        if params.grammar is not None:
+        if params.grammar is not None and not required:  # where calls are all there is, no text can have a form
             raise RequestError(
                 f"an answer that may call tools has no other form ({params.grammar.kind}); set tool_choice to none",
                 param="response_format",
             )
         style = style_of(template)
         controls = {token.text: token.id for token in llm.tokenizer.added.values() if token.control}
-        text = grammar(style, tools, required=required, parallel=body.parallel_tool_calls, control=controls.get)
+        text = grammar(style, tools, required=required, parallel=body.may_call_again(), control=controls.get)
         try:
             form = Grammar.lark(text)
         except RequestError as error:
@@ -57,4 +57,4 @@ def expected(
         return params, None
     offered = () if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools)
     end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
-    return params, Reads(style, thoughts, end, one_call=not body.parallel_tool_calls, tools=offered)
+    return params, Reads(style, thoughts, end, one_call=not body.may_call_again(), tools=offered)

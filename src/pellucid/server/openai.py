@@ -587,6 +587,10 @@ class Conversation(Schema):
             return [tool for tool in self.tools if tool.function.name == choice.function.name]
         return [] if choice == "none" else self.tools
 
+    def may_call_again(self) -> bool:
+        """Return whether there may be a second call: a tool that is named is called once, as OpenAI's models do."""
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
+
 
 class ChatRequest(Conversation, GenerationRequest):
     """Body of POST /v1/chat/completions."""

@@ -25,7 +25,11 @@ for name in ("HF_HUB_OFFLINE", "LITELLM_LOCAL_MODEL_COST_MAP", "DO_NOT_TRACK"):
     os.environ[name] = "True"
 os.environ["NO_PROXY"] = "127.0.0.1"
 
-CLIENTS = {"test_langchain.py": "langchain_openai", "test_litellm.py": "litellm"}
+CLIENTS = {
+    "test_instructor.py": "instructor",
+    "test_langchain.py": "langchain_openai",
+    "test_litellm.py": "litellm",
+}
 collect_ignore = [file for file, package in CLIENTS.items() if find_spec(package) is None]
 
 
