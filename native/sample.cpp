@@ -33,6 +33,7 @@ struct Scratch {
   std::vector<float> row, x;
   std::vector<int32_t> near;
   std::vector<uint64_t> keys, sorting, weights;
+  Dry::Scratch dry;
 };
 
 inline float exp32(float x) {
@@ -279,6 +280,18 @@ WIDE double deviation(const float* v, int64_t n, float best) {
   return std::sqrt(sum / finite);
 }
 
+// Runs kPenalties or kDry on a row.
+void edit_by(int32_t stage, float* row, const SampleState& s, Scratch& scratch) {
+  if (stage == kDry && s.dry.multiplier > 0) s.dry.edit(row, s.tokens, scratch.dry);
+  if (stage == kDry || !s.penalized) return;
+  for (const auto& [id, times] : s.seen) {
+    float value = row[id];
+    value = value > 0 ? value / s.repetition : value * s.repetition;
+    value = value - s.frequency * static_cast<float>(times.answer);
+    row[id] = times.answer > 0 ? value - s.presence : value;
+  }
+}
+
 // Candidates in order: sampling/cuts.py's Candidates, as the run [first, end) of sorted keys.
 struct Run {
   std::vector<uint64_t>& keys;
@@ -327,6 +340,24 @@ struct Run {
     weigh();
     return scale;
   }
+  // Edits the logits of those that are left, which stand in scratch.row; `due`: they are to be divided by it
+  // first. False: nothing is left that can be drawn.
+  bool edit(int32_t stage, const SampleState& s, float due, Scratch& scratch) {
+    float* row = scratch.row.data();
+    if (due != 1.0f)
+      for (size_t i = first; i < end; ++i) row[id_of(keys[i])] /= due;
+    edit_by(stage, row, s, scratch);
+    float best = -kInf;
+    for (size_t i = first; i < end; ++i) best = std::max(best, row[id_of(keys[i])]);
+    if (best == -kInf) return false;
+    for (size_t i = first; i < end; ++i) {
+      const int32_t id = id_of(keys[i]);
+      keys[i] = key_of(row[id] - best, id);
+    }
+    std::sort(keys.begin() + static_cast<int64_t>(first), keys.begin() + static_cast<int64_t>(end));
+    weigh();
+    return true;
+  }
   // Ends the run before the first that is below x, but not before its first.
   void from_x(float least) {
     while (end > first + 1 && x_of(keys[end - 1]) < least) --end;
@@ -365,14 +396,18 @@ struct Run {
   }
 };
 
-// Stages in any order: all that can come to weigh something is sorted.
+// Stages in any order: all that can come to weigh something is sorted. -1: an edit left nothing.
 int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float best, int64_t position,
                       Scratch& scratch) {
+  const bool edits = std::any_of(s.cuts.begin(), s.cuts.end(), [](int32_t cut) { return cut >= kPenalties; });
   // What is further from the best weighs nothing, unless a temperature above 1 comes, from where another is
   // best.
   const float hottest = std::max({1.0f, s.temperature, static_cast<float>(s.dynatemp_high)});
   const bool hot = hottest > 1.0f || s.cuts.empty() || s.cuts[0] != kTemperature;
-  const float from = hot ? kWeightFrom + kWeightFrom * hottest : kWeightFrom;
+  // An edit may raise anything.
+  const float from = edits ? std::numeric_limits<float>::lowest()
+                     : hot ? kWeightFrom + kWeightFrom * hottest
+                           : kWeightFrom;
   scratch.x.resize(static_cast<size_t>(n));
   float* x = scratch.x.data();
   scale_row(row, n, best, 1.0f, x);
@@ -383,15 +418,21 @@ int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float b
   sort_keys(keys, scratch.sorting);
   Run run{keys, scratch.weights, 0, keys.size()};
   run.weigh();
-  float scale = 1.0f;
+  if (edits && row != scratch.row.data()) scratch.row.assign(row, row + n);
+  const double sigma = s.top_n_sigma > 0.0 ? deviation(row, n, best) : 0.0;
+  float scale = 1.0f,
+        due = 1.0f;  // the temperature that was applied, and of that what the row has not got yet
   for (const int32_t cut : s.cuts) switch (cut) {
       case kTemperature:
-        scale = run.temper(s);
+        scale = due = run.temper(s);
+        break;
+      case kPenalties:
+      case kDry:
+        if (!run.edit(cut, s, std::exchange(due, 1.0f), scratch)) return -1;
         break;
       case kTopNSigma:
-        run.from_x(
-            static_cast<float>(static_cast<double>(run.best()) -
-                               s.top_n_sigma * (deviation(row, n, best) / static_cast<double>(scale))));
+        run.from_x(static_cast<float>(static_cast<double>(run.best()) -
+                                      s.top_n_sigma * (sigma / static_cast<double>(scale))));
         break;
       case kTopK:
         run.end =
@@ -418,20 +459,16 @@ int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float b
   return id_of(keys[run.first]);
 }
 
-// The row after penalties, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes
-// it.
+// The row after edits, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes it.
 const float* edit(const float* v, int64_t n, const SampleState& s, int64_t position, Scratch& scratch) {
   const bool held = position < s.held_until && !s.held_ids.empty();
-  if (!s.penalized && s.bias.empty() && s.only.empty() && !held && s.allowed.empty()) return v;
+  const bool edited = std::any_of(s.edits.begin(), s.edits.end(), [&](int32_t stage) {
+    return stage == kDry ? s.dry.multiplier > 0 : s.penalized;
+  });
+  if (!edited && s.bias.empty() && s.only.empty() && !held && s.allowed.empty()) return v;
   scratch.row.assign(v, v + n);
   float* row = scratch.row.data();
-  if (s.penalized)
-    for (const auto& [id, times] : s.seen) {
-      float value = row[id];
-      value = value > 0 ? value / s.repetition : value * s.repetition;
-      value = value - s.frequency * static_cast<float>(times.answer);
-      row[id] = times.answer > 0 ? value - s.presence : value;
-    }
+  for (const int32_t stage : s.edits) edit_by(stage, row, s, scratch);
   for (const auto& [id, value] : s.bias) row[id] += value;
   if (!s.only.empty()) {
     float* from = row;
@@ -493,7 +530,7 @@ SampleStatus sample_row(const float* v, int64_t n, float best, const SampleState
   }
   if (!s.cuts.empty()) {
     token = draw_in_order(s, row, n, best, position, scratch);
-    return kSampleOk;
+    return token < 0 ? kAllBanned : kSampleOk;
   }
   scratch.x.resize(static_cast<size_t>(n));
   float* x = scratch.x.data();

@@ -7,11 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "dry.h"
 #include "pool.h"
 
 namespace pellucid {
@@ -19,17 +19,30 @@ namespace pellucid {
 constexpr int kMaxLogprobs = 20;
 enum SampleStatus : int32_t { kSampleOk = 0, kNotFinite = 1, kAllBanned = 2 };
 
-// The stages that weigh and cut candidates (sampling/cuts.py), as numbers: their places in CUTS there.
-enum Cut : int32_t { kTemperature, kTopNSigma, kTopK, kTypicalP, kTopP, kMinP, kXtc, kCuts };
+// The stages whose order can be set, as numbers: those that weigh and cut candidates, in the order of
+// sampling/cuts.py's CUTS, and then those that edit logits.
+enum Stage : int32_t {
+  kTemperature,
+  kTopNSigma,
+  kTopK,
+  kTypicalP,
+  kTopP,
+  kMinP,
+  kXtc,
+  kPenalties,
+  kDry,
+  kStages
+};
 
-// What one sequence asks of sampling, and the tokens it has seen if it has penalties.
+// What one sequence asks of sampling, and its tokens so far if a stage needs to know them.
 struct SampleState {
-  float temperature = 1.0f;  // 0: greedy
-  int64_t top_k = 0;         // 0: all
-  uint64_t top_p = 0;        // share in units of 2^-53; 2^53: all
-  float min_x = 0.0f;        // log(min_p); -inf: all
-  // The stages that are on, in order, where they are others than temperature, top_k, top_p, min_p in this
-  // order; else empty.
+  float temperature = 1.0f;    // 0: greedy
+  int64_t top_k = 0;           // 0: all
+  uint64_t top_p = 0;          // share in units of 2^-53; 2^53: all
+  float min_x = 0.0f;          // log(min_p); -inf: all
+  std::vector<int32_t> edits;  // kPenalties and kDry, as far as they come before all else, in order
+  // The stages behind these that are on, in order, where they are others than temperature, top_k, top_p,
+  // min_p in this order; else empty.
   std::vector<int32_t> cuts;
   double top_n_sigma = 0.0;                         // 0: off
   uint64_t typical_p = 0;                           // share in units of 2^-53
@@ -52,22 +65,24 @@ struct SampleState {
   };
   std::unordered_map<int32_t, Times> seen;
   int64_t window = -1;  // the last tokens that count; -1: all
-  std::deque<std::pair<int32_t, bool>>
-      counted;  // with a window: the tokens in it, and if they are the answer's
+  Dry dry;
+  std::vector<int32_t> tokens;  // prompt and answer so far
+  size_t prompt = 0;            // tokens of the prompt
 
-  // Counts one more token of the prompt or the answer, and no longer the one that leaves the window.
+  // Takes in one more token of the prompt or the answer.
   void push(int32_t token, bool answer) {
+    tokens.push_back(token);
+    prompt += !answer;
+    dry.push(tokens);
+    if (!penalized) return;
     Times& times = seen[token];
     ++times.all;
     times.answer += answer;
-    if (window < 0) return;
-    counted.emplace_back(token, answer);
-    if (static_cast<int64_t>(counted.size()) <= window) return;
-    const auto [old, answered] = counted.front();
-    counted.pop_front();
-    Times& left = seen[old];
-    left.answer -= answered;
-    if (--left.all == 0) seen.erase(old);
+    if (window < 0 || tokens.size() <= static_cast<size_t>(window)) return;
+    const size_t first = tokens.size() - 1 - static_cast<size_t>(window);  // leaves the window
+    Times& left = seen[tokens[first]];
+    left.answer -= first >= prompt;
+    if (--left.all == 0) seen.erase(tokens[first]);
   }
 };
 

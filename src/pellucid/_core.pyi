@@ -92,7 +92,7 @@ def cpu_features() -> dict[str, bool]: ...
 # bind_sample.cpp
 
 class SampleState:
-    """What one sequence asks of sampling, and the tokens it has seen if it has penalties."""
+    """What one sequence asks of sampling, and its tokens so far if a stage needs to know them."""
 
     logprobs: int
     @staticmethod
@@ -102,6 +102,7 @@ class SampleState:
         top_k: int,
         top_p: int,
         min_x: float,
+        edits: Sequence[int],
         cuts: Sequence[int],
         top_n_sigma: float,
         typical_p: int,
@@ -113,6 +114,12 @@ class SampleState:
         repetition: float,
         presence: float,
         frequency: float,
+        dry_multiplier: float,
+        dry_base: float,
+        dry_allowed: int,
+        dry_most: int,
+        dry_window: int,
+        dry_breakers: Sequence[tuple[Sequence[int], Sequence[int]]],
         seed: int,
         choice: int,
         logprobs: int,
@@ -126,7 +133,7 @@ class SampleState:
         prompt: Sequence[int],
     ) -> SampleState: ...
     def push(self, token: int) -> None:
-        """Count a token of the answer."""
+        """Take in a token of the answer."""
 
     def allow(self, bits: NDArray[np.uint32]) -> None:
         """Let only these tokens be drawn: a bit a token, the lowest first."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pellucid.models.spec import ModelSpec
     from pellucid.probes.trace import Trace
     from pellucid.sampling.grammar import Grammars, Matcher
+    from pellucid.sampling.words import Words
     from pellucid.text.chat import ChatTemplate
     from pellucid.text.tokenizer import Tokenizer
 
@@ -213,13 +214,31 @@ class LLM:
 
         tokenizer = self.tokenizer
         return Grammars(
-            lambda: [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)],
+            self._pieces,
             lambda text: tokenizer.encode(text, add_special=False),
             special_ids=[id for id in tokenizer.added if tokenizer.is_special(id)],
             eos_id=tokenizer.eos_id,
             stop_ids=tokenizer.stop_ids,
             vocab_size=self.device.vocab_size,
         )
+
+    @cached_property
+    def _words(self) -> Words:
+        from pellucid.sampling.words import Words
+
+        return Words(self._pieces, self.tokenizer.encode_after_control)
+
+    def _pieces(self) -> list[bytes]:
+        return [self.tokenizer.token_bytes(id) for id in range(self.tokenizer.vocab_size)]
+
+    def spell(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters whose strings are known in the model's tokens as far as the stages that are on need them.
+
+        The first time it reads the whole vocabulary.
+        """
+        if not params.dries or params.breakers is not None:
+            return params
+        return replace(params, breakers=self._words.breakers(params.dry_sequence_breakers))
 
     def matcher(self, params: SamplingParams) -> Matcher | None:
         """Return what holds an answer to params.grammar; None: nothing does. Raises RequestError as it is compiled."""
@@ -529,7 +548,7 @@ class LLM:
         seed = next((s for s in (params.seed, self.config.seed) if s is not None), None)
         if seed is None:
             seed = secrets.randbits(53)
-        return Answer(self.tokenizer, text, ids, params, seed, self.matcher(params))
+        return Answer(self.tokenizer, text, ids, self.spell(params), seed, self.matcher(params))
 
     def _complete(
         self, prompts: list[tuple[str | None, list[int]]], params: Params | None, progress: bool | None

@@ -10,14 +10,15 @@ import pytest
 from pellucid import _core
 from pellucid.errors import EngineError
 from pellucid.sampling import chain, mass
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.params import SAMPLERS, SamplingParams
 from pellucid.sampling.sampler import Sampler
+from pellucid.sampling.words import Breaker
 
 
 def native(logits, params, *, seed=0, choice=0, prompt=(0,), output=(), end_ids=()):
     sampler = Sampler(logits.shape[-1])
     state = sampler.state(params, seed, choice, list(prompt), end_ids)
-    if params.penalized:
+    if params.remembers:
         for token in output:
             state.push(token)
     position = len(prompt) + len(output)
@@ -72,13 +73,24 @@ def random_case(rng):
             dynatemp_exponent=float(rng.choice([1.0, 0.5, 2.0])),
         )
     if pick() < 0.4:
-        stages = ["temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc"]
-        some = [str(name) for name in rng.permutation(stages)[: rng.integers(0, 8)]]
-        params = replace(params, samplers=["penalties", *some] if pick() < 0.8 else some)
+        params = replace(
+            params,
+            dry_multiplier=float(rng.choice([0.8, 3.0])),
+            dry_base=float(rng.choice([1.0, 1.75, 50.0])),
+            dry_allowed_length=int(rng.integers(0, 4)),
+            dry_penalty_last_n=int(rng.choice([-1, 0, 1, 7, 100])),
+            breakers=[Breaker(frozenset({1, 6})), Breaker(frozenset({0, 2}), (3,))] if pick() < 0.5 else [],
+        )
+    if pick() < 0.4:
+        some = [str(name) for name in rng.permutation(SAMPLERS)[: rng.integers(0, 10)]]
+        params = replace(
+            params, samplers=["penalties", *(x for x in some if x != "penalties")] if pick() < 0.5 else some
+        )
     if pick() < 0.2:
         params = replace(params, allowed_token_ids=rng.integers(0, vocab, rng.integers(1, 9)).tolist())
-    prompt = [int(i) for i in rng.integers(0, vocab, rng.integers(1, 20))]
-    output = [int(i) for i in rng.integers(0, vocab, rng.integers(0, 20))]
+    variety = min(vocab, int(rng.choice([3, 10, 3001])))
+    prompt = [int(i) for i in rng.integers(0, variety, rng.integers(1, 20))]
+    output = [int(i) for i in rng.integers(0, variety, rng.integers(0, 20))]
     ends = {int(i) for i in rng.integers(0, vocab, 2)} if pick() < 0.5 else set()
     keys = {"seed": int(rng.integers(0, 2**63)), "choice": int(rng.integers(0, 4))}
     return logits.astype(np.float32), params, {"prompt": prompt, "output": output, "end_ids": ends, **keys}
@@ -120,6 +132,7 @@ def test_a_big_vocabulary_agrees():
         SamplingParams(typical_p=0.7, xtc_probability=0.5, xtc_threshold=0.01),
         SamplingParams(dynatemp_range=0.8, min_p=0.01),
         SamplingParams(samplers=["min_p", "temperature"], min_p=0.01, temperature=30),
+        SamplingParams(samplers=["top_p", "penalties", "temperature"], presence_penalty=2, temperature=3, top_p=0.9),
     ]
     for params in cases:
         for seed in range(8):

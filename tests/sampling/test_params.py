@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pellucid.errors import RequestError
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.params import SAMPLERS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,16 @@ from pellucid.sampling.params import SamplingParams
         ("samplers", ["nonsense"]),
         ("samplers", ["top_k", 3]),
         ("samplers", ["top_k", "top_k"]),
-        ("samplers", ["top_k", "penalties"]),
+        ("samplers", ["infill", "infill"]),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", "x"),
+        ("dry_sequence_breakers", ["x" * 65]),
+        ("dry_sequence_breakers", ["\ud800"]),
+        ("dry_sequence_breakers", ["x"] * 17),
         ("samplers", "kz"),
         ("repetition_penalty", 0),
         ("presence_penalty", 2.1),
@@ -81,8 +90,22 @@ def test_stages_go_by_llama_cpps_names_and_letters_too():
     names = ("penalties", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
     assert SamplingParams(samplers=["penalties", "top-k", "typ_p", "nucleus", "min-p", "xtc", "temp"]).samplers == names
     assert SamplingParams(samplers="ekypmxt").samplers == names
+    usual = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]  # llama.cpp's
+    assert set(SamplingParams(samplers=usual).samplers) == set(SAMPLERS)
+    assert SamplingParams(samplers="edskypmxt").samplers == SamplingParams(samplers=usual).samplers
+    assert SamplingParams(samplers=["infill", "top_k"]).samplers == ("top_k",)
     assert SamplingParams(samplers=None).samplers == SamplingParams().samplers
     off = SamplingParams(samplers=["top_k"], top_k=3, top_p=0.5, repetition_penalty=2)
     assert off.stages == ("top_k",)
     assert not off.penalized
     assert not SamplingParams(repetition_penalty=2, repeat_last_n=0).penalized
+
+
+def test_penalties_stand_where_they_are_named():
+    def order(*samplers, **more):
+        params = SamplingParams(samplers=samplers, repetition_penalty=2, dry_multiplier=1, top_k=3, **more)
+        return params.settled, params.stages
+
+    assert order("dry", "penalties", "top_k") == (("dry", "penalties"), ("top_k",))
+    assert order("dry", "top_k", "penalties") == (("dry",), ("top_k", "penalties"))
+    assert order("top_k", "penalties", "dry", temperature=0) == (("penalties", "dry"), ("top_k",))

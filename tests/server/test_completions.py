@@ -98,6 +98,26 @@ def test_scores_of_a_prompt_as_lm_eval_reads_them(live: Live, prompt: Any, max_t
     assert end["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_usual_stages_of_llama_cpp(live: Live) -> None:
+    usual = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    hot = ask("l>", temperature=4, seed=1, top_k=5, max_tokens=12)
+    answer = live.post(PATH, hot | {"samplers": usual}).json()
+    assert len(answer["choices"][0]["text"]) == 12 and not answer.get("warnings")
+    idle = live.post(PATH, hot | {"samplers": [*usual[:4], "infill", *usual[4:]]}).json()
+    assert idle["choices"] == answer["choices"] and idle["warnings"] == ["samplers: the stage infill does nothing here"]
+    late = live.post(PATH, hot | {"samplers": [*usual[2:], "penalties", "dry"], "repetition_penalty": 9}).json()
+    assert len(late["choices"][0]["text"]) == 12 and late["choices"] != answer["choices"]
+
+
+def test_dry_does_not_repeat_itself(live: Live) -> None:
+    dry = ask("l>", max_tokens=30, dry_multiplier=100, dry_allowed_length=3)
+    text = live.post(PATH, dry).json()["choices"][0]["text"]
+    assert text.startswith("xxxx") and not text.startswith("xxxxx") and len(text) == 30
+    assert all(text.find(text[at : at + 5], at + 1) < 0 for at in range(25))
+    for free in ({"dry_sequence_breakers": ["x"]}, {"dry_penalty_last_n": 3}, {"dry_multiplier": 0}):
+        assert live.post(PATH, dry | free).json()["choices"][0]["text"] == "x" * 30
+
+
 def test_tokens_that_are_no_whole_characters_are_spelled_in_bytes(live: Live) -> None:
     choice = live.post(PATH, ask("u>", logprobs=1, max_tokens=2)).json()["choices"][0]
     assert choice["text"] == "ü" and choice["logprobs"]["tokens"] == ["bytes:\\xc3", "bytes:\\xbc"]

@@ -110,7 +110,10 @@ BAD_FIELDS += [
     (CHAT, {"repeat_last_n": -2}, "repeat_last_n"),
     (TEXT, {"samplers": ["top_k", "nonsense"]}, "samplers"),
     (TEXT, {"samplers": ["top_k", "top-k"]}, "samplers"),
-    (TEXT, {"samplers": ["top_k", "penalties"]}, "samplers"),
+    (CHAT, {"dry_multiplier": -1}, "dry_multiplier"),
+    (CHAT, {"dry_base": 0.5}, "dry_base"),
+    (TEXT, {"dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
+    (TEXT, {"dry_sequence_breakers": ["x"] * 17}, "dry_sequence_breakers"),
     (CHAT, {"cache_salt": "x" * 257}, "cache_salt"),
 ]
 NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [

@@ -181,6 +181,11 @@ class Engine:
             for id in ids:
                 if id >= vocab:
                     raise RequestError(f"{name} has token id {id}, which is outside 0..{vocab - 1}", param=name)
+        if seq.params.dries and seq.params.dry_sequence_breakers and seq.params.breakers is None:
+            raise RequestError(
+                "dry_sequence_breakers are text, and the engine knows tokens only; LLM.spell finds them",
+                param="dry_sequence_breakers",
+            )
         if seq.params.min_tokens and allowed and seq.end_ids.issuperset(allowed):
             raise RequestError(
                 "allowed_token_ids are all ends of an answer, which min_tokens keeps from being drawn; allow another",
@@ -347,7 +352,7 @@ class Engine:
         if self.hub.wants("sample"):
             self._trace(seq, token, logits[row])
         seq.tokens.append(token)
-        if seq.params.penalized and seq.sampler is not None:
+        if seq.params.remembers and seq.sampler is not None:
             seq.sampler.push(token)
         self._generated += 1
         if seq.first_token_at is None:

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.sampling import chain
-from pellucid.sampling.cuts import Candidates, cuts
+from pellucid.sampling.cuts import CUTS, Candidates
 from pellucid.sampling.mass import order
-from pellucid.sampling.params import SAMPLERS, SamplingParams
-from pellucid.sampling.philox import Stage, bits53
+from pellucid.sampling.params import EDITORS, SAMPLERS, SamplingParams
 
 F32 = NDArray[np.float32]
 
@@ -114,7 +113,7 @@ def funnel(
     ranked = order(logits)
     rows = dict(chain.edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=ends, allowed=allowed))
     edited = list(rows.values())[-1]
-    ran = {} if params.greedy else _cuts(edited, params, seed, choice, len(tokens))
+    ran = {} if params.greedy else _cuts(edited, params, seed, choice, tokens, prompt_len)
     stages: list[FunnelStage] = []
     before, row = len(logits), logits
     for record in trace.stages:
@@ -127,14 +126,14 @@ def funnel(
             row = after
         elif record.name == "draw":
             kept = 1
-        elif record.changed and record.name != "temperature":
+        elif record.changed and record.name in CUTS and record.name != "temperature":
             given, left = ran[record.name]
             kept = min(record.kept, before)
             share = (given.total - left.total) / given.total
             # Where the likeliest went, the cut is at the other end.
             at = kept - 1 if left.ids[0] == given.ids[0] else 0
             cut = (int(left.ids[at]), int(left.w[at]) / given.total)
-        shown = _shown(record, top, row)
+        shown = _probable(record, top, row) if record.name in rows else record.top[:top]
         stages.append(FunnelStage(record.name, record.changed, kept, before - kept, share, cut, shown))
         before = kept
     return Funnel(
@@ -168,21 +167,18 @@ def processed(
     )
     if params.greedy:
         return edited
-    left = _last(edited, _cuts(edited, params, seed, choice, len(tokens)), params)
+    left = _last(edited, _cuts(edited, params, seed, choice, tokens, prompt_len), params)
     out = np.full_like(edited, -np.inf)
-    out[left.ids] = edited[left.ids] / left.scale
+    out[left.ids] = left.value
     return out
 
 
 def _cuts(
-    edited: F32, params: SamplingParams, seed: int, choice: int, position: int
+    edited: F32, params: SamplingParams, seed: int, choice: int, tokens: Sequence[int], prompt_len: int
 ) -> dict[str, tuple[Candidates, Candidates]]:
-    """What each stage that weighs or cuts was given and what it left."""
-
-    def bits(stage: Stage) -> int:
-        return bits53(seed, choice, position, stage)
-
-    return {name: (given, left) for name, given, left in cuts(Candidates.of(edited, params), params, bits)}
+    """What each stage between the edits and the draw was given and what it left."""
+    ran = chain.runs(edited, params, seed=seed, choice=choice, tokens=tokens, prompt_len=prompt_len)
+    return {name: (given, left) for name, given, left in ran}
 
 
 def _last(edited: F32, ran: dict[str, tuple[Candidates, Candidates]], params: SamplingParams) -> Candidates:
@@ -195,10 +191,8 @@ def _probabilities(logits: F32) -> NDArray[np.float64]:
     return x / x.sum()
 
 
-def _shown(record: chain.StageRecord, top: int, row: F32) -> list[tuple[int, float]]:
-    """The likeliest after a stage, as probabilities, also where the chain tells logits."""
-    if record.name not in chain.EDITS:
-        return record.top[:top]
+def _probable(record: chain.StageRecord, top: int, row: F32) -> list[tuple[int, float]]:
+    """The likeliest after a stage of which the chain tells logits."""
     now = _probabilities(row)
     return [(i, float(now[i])) for i, _ in record.top[:top]]
 
@@ -217,7 +211,7 @@ def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingP
     cases: list[tuple[str, SamplingParams]] = [("greedy", replace(params, temperature=0.0))]
     if not params.greedy:
         cases += [(f"temperature {t:g}", replace(params, temperature=t)) for t in (0.5, 1.0, 1.5)]
-        if set(params.stages) - {"temperature"}:
+        if set(params.stages) - {"temperature", *EDITORS}:
             no_cuts = replace(
                 params, top_k=0, top_p=1.0, min_p=0.0, top_n_sigma=0.0, typical_p=1.0, xtc_probability=0.0
             )
@@ -229,6 +223,8 @@ def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingP
     if params.penalized:
         plain = replace(params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         cases.append(("no penalties", plain))
+    if params.dries:
+        cases.append(("no dry", replace(params, dry_multiplier=0.0)))
     if params.logit_bias:
         cases.append(("no bias", replace(params, logit_bias={})))
     if params.allowed_token_ids is not None:

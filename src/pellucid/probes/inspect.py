@@ -153,7 +153,7 @@ def trace_of(
         ids,
         prompt_len,
         [piece_of(llm, i) for i in ids],
-        params,
+        llm.spell(params),
         seed,
         choice,
         tuple(sorted(ends if params.ignore_eos else ends | llm.tokenizer.stop_ids)),
@@ -278,7 +278,7 @@ def fill_outputs(
             if logits:
                 answer.logits = tuple(row[None] for row in rows)
             if scores:
-                matcher = llm.matcher(params)
+                matcher, params = llm.matcher(params), llm.spell(params)
                 found: list[F32] = []
                 for i, row in enumerate(rows):
                     if matcher is not None:

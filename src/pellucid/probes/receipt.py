@@ -30,7 +30,7 @@ def params_as_dict(params: SamplingParams) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field in fields(params):
         value = getattr(params, field.name)
-        if value == getattr(plain, field.name):
+        if value == getattr(plain, field.name) or not field.compare:  # what is found again from the others
             continue
         if isinstance(value, Grammar):
             value = {"kind": value.kind, "source": value.source}

@@ -1,7 +1,8 @@
 """The chain of sampling stages, each defined in NumPy. native/sample.cpp does the same, fused; a test holds them equal.
 
-Law: the order is penalties, logit_bias, allowed_token_ids, min_tokens, grammar, and then, unless `samplers` says
-another: temperature, top_n_sigma, top_k, typical_p, top_p, min_p, xtc; draw is last.
+Law: the order is penalties, dry, logit_bias, allowed_token_ids, min_tokens, grammar, temperature, top_n_sigma, top_k,
+typical_p, top_p, min_p, xtc, draw. `samplers` may say another of those that it names (SAMPLERS): then penalties and
+dry come first if nothing else that is named stands before them, else where they stand.
 - What edits logits comes before what cuts, so that a banned or favoured token is weighed as such; a bias comes after
   the penalties, so that it means the same number whatever was said before; what masks (allowed_token_ids, min_tokens,
   grammar) comes after it, so that no bias lifts a mask.
@@ -23,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pellucid.sampling.cuts import CUTS, Candidates, cuts, draw
+from pellucid.sampling.dry import dry
 from pellucid.sampling.mass import F32, WEIGHT_BITS, best, order, weights
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.params import EDITORS, SamplingParams
 from pellucid.sampling.philox import Stage, bits53
 
-EDITS = ("penalties", "logit_bias", "allowed_token_ids", "min_tokens", "grammar")
-"""The stages that edit logits; `edits` runs them."""
+EDITS = (*EDITORS, "logit_bias", "allowed_token_ids", "min_tokens", "grammar")
+"""The stages that edit logits; `edits` runs them, unless `samplers` has some behind others."""
 STAGES = (*EDITS, *CUTS, "draw")
 """All of them, in the order that holds unless `samplers` says another."""
 
@@ -42,7 +44,7 @@ class StageRecord:
     kept: int
     """Tokens that are left after it (with a weight above nothing, or not banned)."""
     top: list[tuple[int, float]]
-    """The first ten candidates after it: (id, logit) before the temperature, (id, probability) from there on."""
+    """The first ten candidates after it: (id, logit) while `edits` runs, (id, probability) from there on."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,14 @@ def allow(logits: F32, allowed: NDArray[np.uint32] | None) -> F32:
     return np.where(bits, logits, np.float32(-np.inf))
 
 
+def edit(name: str, row: F32, params: SamplingParams, tokens: Sequence[int], prompt_len: int) -> F32:
+    """Run one of the stages EDITORS on a row of logits (vocab,); `tokens` are prompt and answer so far."""
+    if name == "dry":
+        return dry(row, params, tokens)
+    first = 0 if params.repeat_last_n < 0 else max(0, len(tokens) - params.repeat_last_n)
+    return penalize(row, params, tokens[first:prompt_len], tokens[max(first, prompt_len) :])
+
+
 def edits(
     logits: F32,
     params: SamplingParams,
@@ -122,17 +132,34 @@ def edits(
 
     A stage that is off gives the very row that it got. Arguments are those of `trace`.
     """
-    output = tokens[prompt_len:]
-    first = 0 if params.repeat_last_n < 0 else max(0, len(tokens) - params.repeat_last_n)
-    row = penalize(logits, params, tokens[first:prompt_len], tokens[max(first, prompt_len) :])
-    yield "penalties", row
+    row = logits
+    for name in params.settled:
+        row = edit(name, row, params, tokens, prompt_len)
+        yield name, row
     row = bias(row, params)
     yield "logit_bias", row
     row = only(row, params)
     yield "allowed_token_ids", row
-    row = hold(row, params, len(output), end_ids)
+    row = hold(row, params, len(tokens) - prompt_len, end_ids)
     yield "min_tokens", row
     yield "grammar", allow(row, allowed)
+
+
+def runs(
+    row: F32, params: SamplingParams, *, seed: int, choice: int, tokens: Sequence[int], prompt_len: int
+) -> Iterator[tuple[str, Candidates, Candidates]]:
+    """Run the stages between the edits and the draw on a row of edited logits: each one's name, and around it.
+
+    Raises EngineError as `best`. Arguments are those of `trace`.
+    """
+
+    def bits(stage: Stage) -> int:
+        return bits53(seed, choice, len(tokens), stage)
+
+    def late(name: str, row: F32) -> F32:
+        return edit(name, row, params, tokens, prompt_len)
+
+    return cuts(Candidates.of(row, params), params, bits, late)
 
 
 def trace(
@@ -167,18 +194,16 @@ def trace(
         token = int(row.argmax())
         records.append(StageRecord("draw", True, 1, [(token, 1.0)]))
         return Trace(token, records, None)
-
-    def bits(stage: Stage) -> int:
-        return bits53(seed, choice, len(tokens), stage)
-
     left = Candidates.of(row, params)
-    for name, before, after in cuts(left, params, bits):
+    for name, before, after in runs(row, params, seed=seed, choice=choice, tokens=tokens, prompt_len=prompt_len):
         left = after
-        changed = left.scale != 1 if name == "temperature" else len(left.ids) < len(before.ids)
+        changed = left.scale != 1 if name == "temperature" else after is not before
+        if name in CUTS and name != "temperature":
+            changed = len(left.ids) < len(before.ids)
         total = float(left.total)
         top = [(int(i), float(w) / total) for i, w in zip(left.ids[:10], left.w[:10], strict=True)]
         records.append(StageRecord(name, changed, int((left.w > 0).sum()), top))
-    drawn = bits(Stage.DRAW)
+    drawn = bits53(seed, choice, len(tokens))
     token = int(left.ids[draw(left.w, drawn)])
     records.append(StageRecord("draw", True, 1, [(token, 1.0)]))
     return Trace(token, records, drawn * 2.0**-53)

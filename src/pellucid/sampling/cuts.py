@@ -2,7 +2,8 @@
 
 Law: candidates are sorted by (x descending, id ascending), x being the logit less the best one, over the temperature
 once that has been there. Every cut keeps a run of neighbours in that order, at least one of them with a weight. A stage
-reads what the one before it left, and nothing else; a random number is that of (seed, choice, position, stage).
+that edits logits may stand among the cuts: it edits those that are left. A stage reads what the one before it left, and
+nothing else; a random number is that of (seed, choice, position, stage).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,8 @@ class Candidates:
     """Tokens that may be drawn, best first."""
 
     ids: NDArray[np.int64]
+    value: F32
+    """Their logits, over the temperature that has been applied."""
     x: F32
     w: U64
     """Weights of x."""
@@ -31,13 +35,15 @@ class Candidates:
     """Standard deviation of the logits of the whole row after the edits; 0 if nobody asks."""
     scale: np.float32
     """The temperature that has been applied."""
+    vocab: int
 
     @staticmethod
     def of(row: F32, params: SamplingParams) -> Candidates:
         """Return all tokens of a row of edited logits (vocab,) that are not banned. Raises EngineError as `best`."""
         x = row - best(row)
         ids = order(x)[: int((x > -np.inf).sum())]
-        return Candidates(ids, x[ids], weights(x[ids]), deviation(x) if params.top_n_sigma > 0 else 0.0, np.float32(1))
+        sigma = deviation(x) if params.top_n_sigma > 0 else 0.0
+        return Candidates(ids, row[ids], x[ids], weights(x[ids]), sigma, np.float32(1), len(row))
 
     @property
     def total(self) -> int:
@@ -46,7 +52,20 @@ class Candidates:
 
     def run(self, first: int, end: int) -> Candidates:
         """Return those from `first` to before `end`."""
-        return replace(self, ids=self.ids[first:end], x=self.x[first:end], w=self.w[first:end])
+        span = slice(first, end)
+        return replace(self, ids=self.ids[span], value=self.value[span], x=self.x[span], w=self.w[span])
+
+    def edited(self, edit: Callable[[F32], F32]) -> Candidates:
+        """Return them as an edit of a row of logits leaves them. Raises EngineError as `best`."""
+        row = np.full(self.vocab, -np.inf, np.float32)
+        row[self.ids] = self.value
+        after = edit(row)
+        if after is row:
+            return self
+        value = after[self.ids]
+        x = value - best(value)
+        again = np.lexsort((self.ids, -x))
+        return replace(self, ids=self.ids[again], value=value[again], x=x[again], w=weights(x[again]))
 
 
 def temperature(c: Candidates, params: SamplingParams, bits: Callable[[Stage], int]) -> Candidates:
@@ -54,8 +73,9 @@ def temperature(c: Candidates, params: SamplingParams, bits: Callable[[Stage], i
     scale = np.float32(params.temperature if params.dynatemp_range == 0 else dynamic(c, params))
     with np.errstate(over="ignore"):
         x = (c.x - c.x[0]) / scale
+        value = c.value / scale
     again = np.lexsort((c.ids, -x))
-    return replace(c, ids=c.ids[again], x=x[again], w=weights(x[again]), scale=scale)
+    return replace(c, ids=c.ids[again], value=value[again], x=x[again], w=weights(x[again]), scale=scale)
 
 
 def dynamic(c: Candidates, params: SamplingParams) -> float:
@@ -143,14 +163,17 @@ CUTS = {
 
 
 def cuts(
-    c: Candidates, params: SamplingParams, bits: Callable[[Stage], int]
+    c: Candidates, params: SamplingParams, bits: Callable[[Stage], int], edit: Callable[[str, F32], F32]
 ) -> Iterator[tuple[str, Candidates, Candidates]]:
-    """Run the stages that params.samplers names: each one's name, what it was given and what it left."""
+    """Run the stages that params.samplers names: each one's name, what it was given and what it left.
+
+    `edit`: runs a stage that edits logits on a row of them (vocab,), -inf for what is no candidate.
+    """
     for name in params.samplers:
-        if name not in CUTS:
-            continue  # it edited logits
+        if name in params.settled:
+            continue  # it was there before
         before = c
-        c = CUTS[name](c, params, bits)
+        c = CUTS[name](c, params, bits) if name in CUTS else c.edited(partial(edit, name))
         yield name, before, c
 
 

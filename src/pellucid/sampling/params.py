@@ -5,6 +5,7 @@ Law: a value that exists is a value that can be served. Everything is checked he
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import Grammar
+from pellucid.sampling.words import Breaker
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
@@ -22,10 +24,14 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED = 1 << 16
-SAMPLERS = ("penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
+MAX_BREAKERS = 16
+MAX_BREAKER_LENGTH = 64
+SAMPLERS = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
 """The stages that `samplers` names, in the order that holds unless another is asked for."""
-SETTLED = ("penalties",)
-"""Those of them that edit logits: they come before all others."""
+EDITORS = ("penalties", "dry")
+"""Those of them that edit logits."""
+IDLE = "infill"
+"""A stage of llama.cpp's that may be named and does nothing here: no prompt is filled in."""
 _SPELLINGS = {
     "typ_p": "typical_p",
     "typical": "typical_p",
@@ -34,8 +40,10 @@ _SPELLINGS = {
     "temp": "temperature",
 }
 """llama.cpp's other names of stages."""
-_LETTERS = dict(zip("etskypmx", SAMPLERS, strict=True))
+_LETTERS = dict(zip("edtskypmxi", (*SAMPLERS, IDLE), strict=True))
 """Its letters for them."""
+BREAKERS = ("\n", ":", '"', "*")
+"""llama.cpp's sequence breakers."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,18 @@ class SamplingParams:
     """Power of the entropy, as a share of the largest possible, that places it."""
     samplers: tuple[str, ...] = SAMPLERS
     """Stages in order; what is not named is not run, but for biases, bans and the draw. Or as llama.cpp spells them."""
+    dry_multiplier: float = 0.0
+    """What is taken, at least, from the logit of a token that goes on with a repeat; 0: the stage dry is off."""
+    dry_base: float = 1.75
+    """By what that grows for each token that the repeat is longer than dry_allowed_length."""
+    dry_allowed_length: int = 2
+    """Repeats that are shorter cost nothing."""
+    dry_penalty_last_n: int = -1
+    """Of prompt and answer, how many of the last tokens are searched for repeats; -1: all, 0: none."""
+    dry_sequence_breakers: tuple[str, ...] = BREAKERS
+    """No repeat reaches back over one of these."""
+    breakers: tuple[Breaker, ...] | None = field(default=None, repr=False, compare=False)
+    """These in tokens of the model, found by the one who has its vocabulary (LLM.spell); None: not yet."""
     repetition_penalty: float = 1.0
     """Over the tokens of prompt and answer: positive logits are divided by it, negative ones multiplied."""
     repeat_last_n: int = -1
@@ -113,6 +133,10 @@ class SamplingParams:
         number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
         number("dynatemp_range", self.dynatemp_range, 0.0, 100.0)
         number("dynatemp_exponent", self.dynatemp_exponent, 0.0, 100.0)
+        number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        number("dry_base", self.dry_base, 1.0, 100.0)
+        whole("dry_allowed_length", self.dry_allowed_length, 0, 1 << 31)
+        whole("dry_penalty_last_n", self.dry_penalty_last_n, -1, 1 << 31)
         number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -142,6 +166,7 @@ class SamplingParams:
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise RequestError(f"{name} cannot be used with a grammar, which says where an answer ends", param=name)
         object.__setattr__(self, "samplers", stage_names(self.samplers))
+        object.__setattr__(self, "dry_sequence_breakers", breaker_strings(self.dry_sequence_breakers))
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
@@ -158,9 +183,18 @@ class SamplingParams:
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
+    def settled(self) -> tuple[str, ...]:
+        """Those of `samplers` that edit logits before anything weighs or cuts; all that edit, if this is greedy."""
+        if self.greedy:
+            return tuple(name for name in self.samplers if name in EDITORS)
+        return tuple(itertools.takewhile(EDITORS.__contains__, self.samplers))
+
+    @property
     def stages(self) -> tuple[str, ...]:
-        """Those of `samplers` that weigh or cut candidates and are on, in order."""
+        """Those of `samplers` that run after the settled ones and are on, in order."""
         on = {
+            "penalties": self.penalized,
+            "dry": self.dries,
             "temperature": True,
             "top_n_sigma": self.top_n_sigma > 0.0,
             "top_k": self.top_k > 0,
@@ -169,13 +203,23 @@ class SamplingParams:
             "min_p": self.min_p > 0.0,
             "xtc": self.excludes,
         }
-        return tuple(name for name in self.samplers if on.get(name))
+        return tuple(name for name in self.samplers if on[name] and name not in self.settled)
 
     @property
     def penalized(self) -> bool:
-        """True if a penalty needs to know which tokens came before."""
+        """True if a penalty acts."""
         on = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return on and self.repeat_last_n != 0 and "penalties" in self.samplers
+
+    @property
+    def dries(self) -> bool:
+        """True if the stage dry acts."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0 and "dry" in self.samplers
+
+    @property
+    def remembers(self) -> bool:
+        """True if a stage needs to know which tokens came before."""
+        return self.penalized or self.dries
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
@@ -206,22 +250,37 @@ def stage_names(value: Any) -> tuple[str, ...]:
         return SAMPLERS
     known = ", ".join(SAMPLERS)
     names: list[str] = []
-    for name in value if isinstance(value, str) else _items("samplers", value, "a list of names of stages"):
-        plain = name.replace("-", "_") if isinstance(name, str) else ""
-        stage = _LETTERS.get(plain, _SPELLINGS.get(plain, plain))
-        if stage not in SAMPLERS:
+    for name in spelled_stages(value):
+        stage = name[1]
+        if stage not in (*SAMPLERS, IDLE):
             raise RequestError(
-                f"samplers: there is no stage {str(name)[:64]!r}; these can be ordered: {known}", param="samplers"
+                f"samplers: there is no stage {str(name[0])[:64]!r}; these can be ordered: {known}", param="samplers"
             )
         if stage in names:
             raise RequestError(f"samplers names {stage} twice; name each stage once", param="samplers")
-        if stage in SETTLED and not {*names} <= {*SETTLED}:
-            raise RequestError(
-                f"samplers has {stage} behind {names[-1]}; what edits logits comes before what weighs or cuts",
-                param="samplers",
-            )
         names.append(stage)
-    return tuple(names)
+    return tuple(name for name in names if name != IDLE)
+
+
+def spelled_stages(value: Any) -> list[tuple[Any, str]]:
+    """Return each item of `samplers` and, if it is a stage by any of its names, our name of it."""
+    names = value if isinstance(value, str) else _items("samplers", value, "a list of names of stages")
+    plain = [name.replace("-", "_") if isinstance(name, str) else "" for name in names]
+    return [(name, _LETTERS.get(to, _SPELLINGS.get(to, to))) for name, to in zip(names, plain, strict=True)]
+
+
+def breaker_strings(value: Any) -> tuple[str, ...]:
+    """Return the sequence breakers, each once; None is none."""
+    name = "dry_sequence_breakers"
+    strings = () if value is None else _items(name, value, "a list of strings")
+    if len(strings) > MAX_BREAKERS:
+        raise RequestError(f"{name} has {len(strings)} strings; at most {MAX_BREAKERS} are served", param=name)
+    for text in strings:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_BREAKER_LENGTH:
+            raise RequestError(f"{name} must be strings of 1 to {MAX_BREAKER_LENGTH} characters", param=name)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise RequestError(f"{name}: the string {text!r} is not valid Unicode", param=name)
+    return tuple(dict.fromkeys(strings))
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:

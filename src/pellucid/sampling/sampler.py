@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from pellucid import _core
 from pellucid.errors import EngineError
 from pellucid.sampling.cuts import CUTS, min_x
+from pellucid.sampling.dry import most
 from pellucid.sampling.mass import fraction53
-from pellucid.sampling.params import GREEDY_BELOW, MAX_LOGPROBS, SamplingParams
+from pellucid.sampling.params import EDITORS, GREEDY_BELOW, MAX_LOGPROBS, SamplingParams
 
 OK, NOT_FINITE, ALL_BANNED = 0, 1, 2
 """What the native call says of a row."""
+_NUMBERS = {name: number for number, name in enumerate((*CUTS, *EDITORS))}
+"""The stages that `samplers` names, as the native chain knows them."""
 _PLAIN = ("temperature", "top_k", "top_p", "min_p")
 """Stages that are fused if no other is on, in this order: what most requests ask for."""
 
@@ -59,7 +62,7 @@ class Sampler:
     def state(
         self, params: SamplingParams, seed: int, choice: int, prompt: Sequence[int], end_ids: Iterable[int]
     ) -> _core.SampleState:
-        """Return what the native chain needs to know of a sequence; with penalties, push() is told each token."""
+        """Return what the native chain needs to know of a sequence; push() is told each token if params.remembers."""
         penalized, stages = params.penalized, params.stages
         temperature = params.temperature if "temperature" in stages or params.greedy else 1.0
         spread = params.dynatemp_range if "temperature" in stages else 0.0
@@ -69,7 +72,8 @@ class Sampler:
             top_k=max(0, params.top_k) if "top_k" in stages else 0,
             top_p=fraction53(params.top_p if "top_p" in stages else 1.0),
             min_x=float(min_x(params.min_p if "min_p" in stages else 0.0)),
-            cuts=[] if plain else [list(CUTS).index(name) for name in stages],
+            edits=[_NUMBERS[name] for name in params.settled],
+            cuts=[] if plain else [_NUMBERS[name] for name in stages],
             top_n_sigma=params.top_n_sigma,
             typical_p=fraction53(params.typical_p),
             xtc_probability=fraction53(params.xtc_probability),
@@ -80,6 +84,12 @@ class Sampler:
             repetition=params.repetition_penalty,
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,
+            dry_multiplier=params.dry_multiplier if params.dries else 0.0,
+            dry_base=params.dry_base,
+            dry_allowed=params.dry_allowed_length,
+            dry_most=most(params),
+            dry_window=params.dry_penalty_last_n,
+            dry_breakers=[(sorted(b.heads), b.tail) for b in params.breakers or ()] if params.dries else [],
             seed=seed & 0xFFFFFFFFFFFFFFFF,
             choice=choice,
             logprobs=-1 if params.logprobs is None else params.logprobs,
@@ -90,7 +100,7 @@ class Sampler:
             only_ids=params.allowed_token_ids or [],
             penalized=penalized,
             window=params.repeat_last_n,
-            prompt=prompt if penalized else [],
+            prompt=prompt if params.remembers else [],
         )
 
     def pick(

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError, from_json
 from pellucid.engine.pooling import PoolingKind
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import MAX_CHOICES, Grammar
-from pellucid.sampling.params import MAX_ALLOWED, SAMPLERS, SamplingParams
+from pellucid.sampling.params import BREAKERS, IDLE, MAX_ALLOWED, MAX_BREAKERS, SAMPLERS, SamplingParams, spelled_stages
 
 MAX_PROMPTS = 32
 MAX_MESSAGES = 4096
@@ -71,7 +71,6 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
-    "dry_multiplier": (0, 0.0),
     "mirostat": (0,),
     "mirostat_mode": (0,),
     "sampler_order": ([],),
@@ -445,6 +444,13 @@ class GenerationRequest(Request):
     dynatemp_exponent: float = Field(default=1.0, ge=0, le=100)
     samplers: list[str] | str | None = Field(default=None, max_length=MAX_STAGES)
     """Stages in order; what is not named is not run. As a string: llama.cpp's letters."""
+    dry_multiplier: float = Field(default=0.0, ge=0, le=100)
+    """What is taken at least from a token that goes on with a repeat; 0: the stage dry is off."""
+    dry_base: float = Field(default=1.75, ge=1, le=100)
+    dry_allowed_length: int = Field(default=2, ge=0, lt=1 << 31)
+    dry_penalty_last_n: int = Field(default=-1, ge=-1, lt=1 << 31)
+    """Of prompt and answer, how many of the last tokens are searched for repeats; -1: all."""
+    dry_sequence_breakers: list[str] = Field(default_factory=lambda: list(BREAKERS), max_length=MAX_BREAKERS)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100, validation_alias=_either("repetition_penalty"))
@@ -502,6 +508,11 @@ class GenerationRequest(Request):
         for name in self.stream_options.model_extra or ():
             yield f"stream_options.{name}"
 
+    def warnings(self) -> list[str]:
+        """As of Request, and a stage that does nothing."""
+        idle = any(stage == IDLE for _, stage in spelled_stages(self.samplers or ()))
+        return super().warnings() + [f"samplers: the stage {IDLE} does nothing here"] * idle
+
     def grammar(self) -> Grammar | None:
         """Return the form that the answer must have. Raises RequestError if more than one is asked for."""
         asked = [] if self.structured_outputs is None else self.structured_outputs.grammars()
@@ -535,6 +546,11 @@ class GenerationRequest(Request):
             dynatemp_range=self.dynatemp_range,
             dynatemp_exponent=self.dynatemp_exponent,
             samplers=SAMPLERS if self.samplers is None else tuple(self.samplers),
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_penalty_last_n=self.dry_penalty_last_n,
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
             repetition_penalty=self.repetition_penalty,
             repeat_last_n=self.repeat_last_n,
             presence_penalty=self.presence_penalty,
