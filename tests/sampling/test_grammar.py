@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import re
 import time
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pellucid import Grammar, SamplingParams
-from pellucid.errors import PellucidError, RequestError
+from pellucid.devices.base import Batch
+from pellucid.engine.events import FinishEvent
+from pellucid.engine.sequence import Sequence
+from pellucid.errors import EngineError, PellucidError, RequestError
 from pellucid.llm import LLM
 from pellucid.sampling import chain
+from pellucid.sampling.grammar import Matcher
 from pellucid.sampling.sampler import Sampler
 from pellucid.sampling.trial import Trial
 from toymodel import BOT, EOS, USER, VOCAB, toy_llm
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 SCHEMA = {
     "type": "object",
@@ -200,3 +210,94 @@ def test_the_mask_has_every_token_that_ends_where_one_may(llm: LLM) -> None:
     bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == [ord("a"), EOS]
     assert not bits[BOT]
+
+
+class PanicException(BaseException):
+    """As pyo3's: none of Exception."""
+
+
+class Failing:
+    """The state of a library's matcher that raises in one of its calls when it is called for the third time."""
+
+    def __init__(self, state: LLMatcher, call: str, error: type[BaseException]) -> None:
+        self._state, self._call, self._error, self._calls = state, call, error, 0
+
+    def deep_copy(self) -> Failing:
+        return Failing(self._state.deep_copy(), self._call, self._error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._call:
+            return getattr(self._state, name)
+
+        def counted(*arguments: Any) -> Any:
+            self._calls += 1
+            if self._calls == 3:
+                raise self._error("the library broke")
+            return getattr(self._state, name)(*arguments)
+
+        return counted
+
+
+@pytest.mark.parametrize("error", [PanicException, RuntimeError])
+@pytest.mark.parametrize("call", ["unsafe_compute_mask_ptr", "consume_token", "is_error"])
+def test_a_matcher_that_breaks_ends_its_own_answer_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
+) -> None:
+    params = [
+        SamplingParams(temperature=50, seed=i, max_tokens=40, grammar=grammar)
+        for i, grammar in enumerate([Grammar.regex("[b-z]{30}"), Grammar.regex("[a-y]{30}"), None])
+    ]
+    prompts = ["a>", "b>", "u>"]
+    alone = [llm.generate(prompt, one)[0].outputs[0] for prompt, one in zip(prompts, params, strict=True)]
+    matcher = llm.matcher
+
+    def broken(params: SamplingParams) -> Matcher | None:
+        made = matcher(params)
+        if made is not None and params.seed == 0:
+            made._state = Failing(made._state, call, error)  # type: ignore[assignment]
+        return made
+
+    monkeypatch.setattr(llm, "matcher", broken)
+    results = llm.generate(prompts, params, progress=False)
+    outputs = [result.outputs[0] for result in results]
+    assert outputs[0].finish_reason == "error"
+    assert f"{error.__name__}: the library broke" in (results[0].error or "")
+    assert alone[0].token_ids[: len(outputs[0].token_ids)] == outputs[0].token_ids
+    for output, due in zip(outputs[1:], alone[1:], strict=True):
+        assert (output.token_ids, output.finish_reason) == (due.token_ids, due.finish_reason)
+    assert llm.engine.pool.used == 0
+
+
+def test_masks_are_whole_before_a_step_that_fails_is_left() -> None:
+    """Nobody fills a mask of a step that is over: its matcher may be on the way to the next."""
+    begun, device_failed = Event(), Event()
+
+    class Slow(Matcher):
+        filled = 0
+
+        def fill(self) -> None:
+            begun.set()
+            assert device_failed.wait(10)
+            super().fill()
+            Slow.filled += 1
+
+    with toy_llm(fail_at=2) as llm:
+        run, made = llm.device.run, llm.matcher(SamplingParams(grammar=Grammar.regex("x*")))
+        assert made is not None
+        slow = Slow(made._state, VOCAB, len(made.mask), EOS, [EOS])
+
+        def failing(batch: Batch) -> NDArray[np.float32]:
+            if len(batch.tokens) == 3:  # the whole prompt: the step that samples
+                assert begun.wait(10)
+                try:
+                    return run(batch)
+                finally:
+                    device_failed.set()
+            return run(batch)
+
+        llm.device.run = failing  # type: ignore[method-assign]
+        seq = Sequence(list(b"l>x"), SamplingParams(grammar=Grammar.regex("x*")), id="s", matcher=slow)
+        llm.engine.add(seq)
+        [event] = llm.engine.step()
+        assert isinstance(event, FinishEvent) and isinstance(event.error, EngineError)
+        assert Slow.filled == 1

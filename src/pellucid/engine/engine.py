@@ -262,9 +262,11 @@ class Engine:
             batch = batch_of(step, self.tables)
             ready = time.perf_counter()
             masks = self._masks.start([w.seq.matcher for w in step.work if w.sample and w.seq.matcher is not None])
-            logits = run_watched(self.device, step, batch) if self._watched else self.device.run(batch)
-            if masks is not None:
-                masks.result()
+            try:
+                logits = run_watched(self.device, step, batch) if self._watched else self.device.run(batch)
+            finally:  # no matcher is filled after its step, whatever became of the step
+                if masks is not None:
+                    masks.result()
             ran = time.perf_counter()
             picks = self._pick(step, logits)
         except Exception as error:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ KEPT = 64
 JSON_WHITESPACE = r"[ \n\t]{1,16}"
 """Between the parts of a JSON text. A model that cannot end otherwise would write white space for ever."""
 
+T = TypeVar("T")
 Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
@@ -99,36 +100,60 @@ class Matcher:
         self.mask: NDArray[np.uint32] = np.zeros(words, np.uint32)
         """A bit a token, the lowest first: 1 where it may come next."""
 
+        self._fault: BaseException | None = None
+        """What the library raised, instead of saying what is wrong."""
+
     def copy(self) -> Matcher:
         """Return another answer's matcher that stands where this one does."""
         return Matcher(self._state.deep_copy(), *self._sizes, self._eos_id, self._stop_ids)
 
     def fill(self) -> None:
-        """Compute `mask`; where the answer may end, every id that ends it may come. All zeros after a failure."""
-        mask = self.mask
+        """Compute `mask`; where the answer may end, every id that ends it may come. All zeros after a failure.
+
+        Does not raise: one step fills the masks of many answers. What went wrong is told by `check`.
+        """
+        if not self._ask(self._filled, False):
+            self.mask[:] = 0
+
+    def _filled(self) -> bool:
         if self._state.is_error():
-            mask[:] = 0
-            return
+            return False
+        mask = self.mask
         self._state.unsafe_compute_mask_ptr(mask.ctypes.data, self._own * 4)
         if self._state.is_error():
-            mask[:] = 0
-        elif mask[self._eos_id >> 5] >> np.uint32(self._eos_id & 31) & np.uint32(1):
+            return False
+        if mask[self._eos_id >> 5] >> np.uint32(self._eos_id & 31) & np.uint32(1):
             for token in self._stop_ids:
                 mask[token >> 5] |= np.uint32(1 << (token & 31))
+        return True
 
     def accept(self, token: int) -> bool:
         """Go on by a token that does not end the answer. Returns whether nothing can follow. Raises as `check`."""
-        self._state.consume_token(token)
+        self._ask(lambda: self._state.consume_token(token), False)
         self.check()
-        return self._state.is_stopped()
+        return self._ask(self._state.is_stopped, True)
 
     def check(self) -> None:
-        """Raise RequestError if the grammar costs too much or ends nowhere, EngineError if it was left."""
-        if self._state.is_error():
-            why = _line(self._state.get_error())
-            if "doesn't satisfy the grammar" in why:
-                raise EngineError(f"the answer left its grammar: {why}")
+        """Raise RequestError if the grammar costs too much or ends nowhere, EngineError if it was left or broke."""
+        why = self._ask(lambda: _line(self._state.get_error()) if self._state.is_error() else "", "")
+        if self._fault is not None:
+            why = _line(f"{type(self._fault).__name__}: {self._fault}")
+            raise EngineError(f"the answer's grammar failed ({why}); the request has ended") from self._fault
+        if "doesn't satisfy the grammar" in why:
+            raise EngineError(f"the answer left its grammar: {why}")
+        if why:
             raise RequestError(f"the answer's grammar cannot be followed further: {why}")
+
+    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+        """Return the library's answer; `otherwise` once it has raised, which a panic does as no Exception."""
+        if self._fault is None:
+            try:
+                return question()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                self._fault = error
+        return otherwise
 
 
 class Grammars:
@@ -202,7 +227,12 @@ class Grammars:
             raise _broken(grammar, str(error)) from None
         if fault := self._trial.fault(text):
             raise _broken(grammar, fault)
-        state = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        try:
+            state = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise _broken(grammar, f"{type(error).__name__}: {error}") from error
         if state.is_error():
             raise _broken(grammar, state.get_error())
         return state
