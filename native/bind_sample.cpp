@@ -34,7 +34,8 @@ pellucid::SampleState make_state(
     std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> dry_breakers, uint64_t seed,
     uint32_t choice, int32_t logprobs, int64_t held_until, std::vector<int32_t> held_ids,
     const std::vector<int32_t>& bias_ids, const std::vector<float>& bias_values,
-    std::vector<int32_t> only_ids, bool penalized, int64_t window, const std::vector<int32_t>& prompt) {
+    std::vector<int32_t> only_ids, std::vector<std::vector<int32_t>> bad_ids, bool penalized, int64_t window,
+    const std::vector<int32_t>& prompt) {
   check(bias_ids.size() == bias_values.size(), "bias_ids and bias_values differ in length");
   check(only_ids.empty() || (only_ids[0] >= 0 &&
                              std::is_sorted(only_ids.begin(), only_ids.end(), std::less_equal<int32_t>())),
@@ -71,6 +72,8 @@ pellucid::SampleState make_state(
   s.held_until = held_until;
   s.held_ids = std::move(held_ids);
   s.only = std::move(only_ids);
+  for (const auto& ids : bad_ids) check(!ids.empty(), "a bad word has no tokens");
+  s.bad = std::move(bad_ids);
   s.penalized = penalized;
   s.window = window;
   for (size_t i = 0; i < bias_ids.size(); ++i) s.bias.emplace_back(bias_ids[i], bias_values[i]);
@@ -99,6 +102,8 @@ void sample_rows(const std::vector<const pellucid::SampleState*>& states, Array<
     check(tops || states[i]->logprobs < 0, "logprobs are asked for and have no place");
     check(states[i]->allowed.empty() || states[i]->allowed.size() * 32 >= logits.shape(1),
           "the mask of a row is too short");
+    for (const auto& ids : states[i]->bad)
+      check(static_cast<size_t>(ids.back()) < logits.shape(1), "a bad word's token is not in the vocabulary");
     check(states[i]->only.empty() || static_cast<size_t>(states[i]->only.back()) < logits.shape(1),
           "an allowed token is not in the vocabulary");
   }
@@ -139,8 +144,8 @@ void bind_sample(nb::module_& m) {
                   "dynatemp_low"_a, "dynatemp_high"_a, "dynatemp_exponent"_a, "repetition"_a, "presence"_a,
                   "frequency"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed"_a, "dry_most"_a,
                   "dry_window"_a, "dry_breakers"_a, "seed"_a, "choice"_a, "logprobs"_a, "held_until"_a,
-                  "held_ids"_a, "bias_ids"_a, "bias_values"_a, "only_ids"_a, "penalized"_a, "window"_a,
-                  "prompt"_a)
+                  "held_ids"_a, "bias_ids"_a, "bias_values"_a, "only_ids"_a, "bad_ids"_a, "penalized"_a,
+                  "window"_a, "prompt"_a)
       .def(
           "push", [](pellucid::SampleState& state, int32_t token) { state.push(token, true); }, "token"_a)
       .def("allow", &allow, "bits"_a)

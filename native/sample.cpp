@@ -465,7 +465,7 @@ const float* edit(const float* v, int64_t n, const SampleState& s, int64_t posit
   const bool edited = std::any_of(s.edits.begin(), s.edits.end(), [&](int32_t stage) {
     return stage == kDry ? s.dry.multiplier > 0 : s.penalized;
   });
-  if (!edited && s.bias.empty() && s.only.empty() && !held && s.allowed.empty()) return v;
+  if (!edited && s.bias.empty() && s.only.empty() && s.bad.empty() && !held && s.allowed.empty()) return v;
   scratch.row.assign(v, v + n);
   float* row = scratch.row.data();
   for (const int32_t stage : s.edits) edit_by(stage, row, s, scratch);
@@ -478,6 +478,8 @@ const float* edit(const float* v, int64_t n, const SampleState& s, int64_t posit
     }
     std::fill(from, row + n, -kInf);
   }
+  for (const auto& sequence : s.bad)
+    if (s.completes(sequence)) row[sequence.back()] = -kInf;
   if (held)
     for (const int32_t id : s.held_ids) row[id] = -kInf;
   if (!s.allowed.empty())

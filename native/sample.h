@@ -6,6 +6,7 @@
 // let go of the GIL.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -56,8 +57,9 @@ struct SampleState {
   int64_t held_until = 0;  // position before which held_ids may not be drawn
   std::vector<int32_t> held_ids;
   std::vector<std::pair<int32_t, float>> bias;
-  std::vector<int32_t> only;      // ids, ascending, that may be drawn; empty: all
-  std::vector<uint32_t> allowed;  // a bit a token, the lowest first: what may be drawn; empty: all
+  std::vector<int32_t> only;              // ids, ascending, that may be drawn; empty: all
+  std::vector<std::vector<int32_t>> bad;  // the last of these may not be drawn behind the others
+  std::vector<uint32_t> allowed;          // a bit a token, the lowest first: what may be drawn; empty: all
   bool penalized = false;
   // How often a token came, of those that penalties count, and how often in the answer.
   struct Times {
@@ -68,6 +70,13 @@ struct SampleState {
   Dry dry;
   std::vector<int32_t> tokens;  // prompt and answer so far
   size_t prompt = 0;            // tokens of the prompt
+
+  // Whether the answer ends in all but the last token of a sequence.
+  bool completes(const std::vector<int32_t>& sequence) const {
+    const size_t length = sequence.size() - 1;
+    return tokens.size() - prompt >= length &&
+           std::equal(sequence.begin(), sequence.end() - 1, tokens.end() - static_cast<int64_t>(length));
+  }
 
   // Takes in one more token of the prompt or the answer.
   void push(int32_t token, bool answer) {

@@ -128,6 +128,7 @@ class SampleState:
         bias_ids: Sequence[int],
         bias_values: Sequence[float],
         only_ids: Sequence[int],
+        bad_ids: Sequence[Sequence[int]],
         penalized: bool,
         window: int,
         prompt: Sequence[int],

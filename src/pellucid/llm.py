@@ -236,9 +236,12 @@ class LLM:
 
         The first time it reads the whole vocabulary.
         """
-        if not params.dries or params.breakers is not None:
-            return params
-        return replace(params, breakers=self._words.breakers(params.dry_sequence_breakers))
+        while params.unspelled is not None:
+            if params.unspelled == "bad_words":
+                params = replace(params, bad_ids=self._words.sequences(params.bad_words))
+            else:
+                params = replace(params, breakers=self._words.breakers(params.dry_sequence_breakers))
+        return params
 
     def matcher(self, params: SamplingParams) -> Matcher | None:
         """Return what holds an answer to params.grammar; None: nothing does. Raises RequestError as it is compiled."""

@@ -39,6 +39,7 @@ def some_request(rng: random.Random) -> dict[str, Any]:
         "dry_multiplier": rng.choice([1, 20]),
         "dry_allowed_length": rng.choice([0, 1, 3]),
         "dry_sequence_breakers": rng.choice([[], ["b", "ca"]]),
+        "bad_words": rng.choice([["a", "bc"], ["x"]]),
         "stop": rng.choice([["q"], ["ab", "x"]]),
         "stop_token_ids": [rng.randrange(97, 123)],
         "min_tokens": 3,

@@ -88,6 +88,9 @@ def random_case(rng):
         )
     if pick() < 0.2:
         params = replace(params, allowed_token_ids=rng.integers(0, vocab, rng.integers(1, 9)).tolist())
+    if pick() < 0.3:
+        words = tuple(tuple(rng.integers(0, min(vocab, 3), rng.integers(1, 4)).tolist()) for _ in range(3))
+        params = replace(params, bad_words=["…"], bad_ids=words)
     variety = min(vocab, int(rng.choice([3, 10, 3001])))
     prompt = [int(i) for i in rng.integers(0, variety, rng.integers(1, 20))]
     output = [int(i) for i in rng.integers(0, variety, rng.integers(0, 20))]
@@ -208,6 +211,21 @@ def test_min_tokens_holds_the_end_back_even_against_a_bias():
     assert native(logits, params, end_ids=(3,)).tokens == [0]
     assert native(logits, params, end_ids=(3,), output=(1,)).tokens == [0]
     assert native(logits, params, end_ids=(3,), output=(1, 1)).tokens == [3]
+
+
+def test_bad_words_are_not_completed():
+    logits = np.arange(6, dtype=np.float32)
+    params = SamplingParams(temperature=0, bad_words=["x"], bad_ids=[(5,), (1, 2, 4), (3, 3)], logit_bias={5: 100})
+
+    def after(*output, prompt=(0,)):
+        assert defined(logits, params, prompt=prompt, output=output) == native(
+            logits, params, prompt=prompt, output=output
+        ).token(0, position=9)
+        return defined(logits, params, prompt=prompt, output=output)
+
+    assert after() == after(1) == after(2, 1) == after(2, prompt=(0, 1)) == 4
+    assert after(1, 2) == after(0, 1, 2) == 3
+    assert after(3) == 4
 
 
 def test_penalties_count_as_documented():

@@ -109,6 +109,14 @@ def test_the_usual_stages_of_llama_cpp(live: Live) -> None:
     assert len(late["choices"][0]["text"]) == 12 and late["choices"] != answer["choices"]
 
 
+def test_bad_words_are_kept_out(live: Live) -> None:
+    for words in (["and"], [" and", "apples"], ["pears", "an"]):
+        text = live.post(PATH, ask("a>", max_tokens=30, bad_words=words)).json()["choices"][0]["text"]
+        assert text and not any(word.strip() in text for word in words)
+    nothing = live.post(PATH, ask("a>", bad_words=["b", "c"], allowed_token_ids=[99, 98]))
+    assert nothing.status_code == 400 and nothing.json()["error"]["param"] == "allowed_token_ids"
+
+
 def test_dry_does_not_repeat_itself(live: Live) -> None:
     dry = ask("l>", max_tokens=30, dry_multiplier=100, dry_allowed_length=3)
     text = live.post(PATH, dry).json()["choices"][0]["text"]

@@ -111,6 +111,8 @@ BAD_FIELDS += [
     (TEXT, {"samplers": ["top_k", "nonsense"]}, "samplers"),
     (TEXT, {"samplers": ["top_k", "top-k"]}, "samplers"),
     (CHAT, {"dry_multiplier": -1}, "dry_multiplier"),
+    (CHAT, {"bad_words": [""]}, "bad_words"),
+    (TEXT, {"bad_words": "x"}, "bad_words"),
     (CHAT, {"dry_base": 0.5}, "dry_base"),
     (TEXT, {"dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
     (TEXT, {"dry_sequence_breakers": ["x"] * 17}, "dry_sequence_breakers"),

@@ -181,11 +181,10 @@ class Engine:
             for id in ids:
                 if id >= vocab:
                     raise RequestError(f"{name} has token id {id}, which is outside 0..{vocab - 1}", param=name)
-        if seq.params.dries and seq.params.dry_sequence_breakers and seq.params.breakers is None:
-            raise RequestError(
-                "dry_sequence_breakers are text, and the engine knows tokens only; LLM.spell finds them",
-                param="dry_sequence_breakers",
-            )
+        if name := seq.params.unspelled:
+            raise RequestError(f"{name} are text, and the engine knows tokens only; LLM.spell finds them", param=name)
+        if allowed and {(id,) for id in allowed} <= set(seq.params.bad_ids or ()):
+            raise RequestError("allowed_token_ids are all bad_words; allow another", param="allowed_token_ids")
         if seq.params.min_tokens and allowed and seq.end_ids.issuperset(allowed):
             raise RequestError(
                 "allowed_token_ids are all ends of an answer, which min_tokens keeps from being drawn; allow another",

@@ -229,6 +229,8 @@ def _otherwise(drawn: Callable[[SamplingParams], chain.Trace], params: SamplingP
         cases.append(("no bias", replace(params, logit_bias={})))
     if params.allowed_token_ids is not None:
         cases.append(("all tokens allowed", replace(params, allowed_token_ids=None)))
+    if params.bad_words:
+        cases.append(("no bad words", replace(params, bad_words=(), bad_ids=())))
     if params.grammar is not None:
         cases.append(("no grammar", replace(params, grammar=None)))
     return [(name, drawn(case).token) for name, case in cases if case != params]

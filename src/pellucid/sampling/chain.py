@@ -1,11 +1,11 @@
 """The chain of sampling stages, each defined in NumPy. native/sample.cpp does the same, fused; a test holds them equal.
 
-Law: the order is penalties, dry, logit_bias, allowed_token_ids, min_tokens, grammar, temperature, top_n_sigma, top_k,
-typical_p, top_p, min_p, xtc, draw. `samplers` may say another of those that it names (SAMPLERS): then penalties and
-dry come first if nothing else that is named stands before them, else where they stand.
+Law: the order is penalties, dry, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar, temperature,
+top_n_sigma, top_k, typical_p, top_p, min_p, xtc, draw. `samplers` may say another of those that it names (SAMPLERS):
+then penalties and dry come first if nothing else that is named stands before them, else where they stand.
 - What edits logits comes before what cuts, so that a banned or favoured token is weighed as such; a bias comes after
-  the penalties, so that it means the same number whatever was said before; what masks (allowed_token_ids, min_tokens,
-  grammar) comes after it, so that no bias lifts a mask.
+  the penalties, so that it means the same number whatever was said before; what masks (allowed_token_ids, bad_words,
+  min_tokens, grammar) comes after it, so that no bias lifts a mask.
 - Temperature comes before the cuts, as in vLLM and Hugging Face (llama.cpp's default has it last): top_p and min_p
   then speak of the distribution that is drawn from.
 - The cuts are in llama.cpp's order. top_p reads the mass that top_k left, as everywhere. min_p is behind it, as in
@@ -29,7 +29,7 @@ from pellucid.sampling.mass import F32, WEIGHT_BITS, best, order, weights
 from pellucid.sampling.params import EDITORS, SamplingParams
 from pellucid.sampling.philox import Stage, bits53
 
-EDITS = (*EDITORS, "logit_bias", "allowed_token_ids", "min_tokens", "grammar")
+EDITS = (*EDITORS, "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "grammar")
 """The stages that edit logits; `edits` runs them, unless `samplers` has some behind others."""
 STAGES = (*EDITS, *CUTS, "draw")
 """All of them, in the order that holds unless `samplers` says another."""
@@ -93,6 +93,20 @@ def only(logits: F32, params: SamplingParams) -> F32:
     return kept
 
 
+def ban(logits: F32, params: SamplingParams, output: Sequence[int]) -> F32:
+    """Stage bad_words: no token with which the answer would end in one of params.bad_ids."""
+    last = [
+        sequence[-1]
+        for sequence in params.bad_ids or ()
+        if sequence[-1] < len(logits) and tuple(output[max(0, len(output) + 1 - len(sequence)) :]) == sequence[:-1]
+    ]
+    if not last:
+        return logits
+    logits = logits.copy()
+    logits[last] = -np.inf
+    return logits
+
+
 def hold(logits: F32, params: SamplingParams, output_len: int, end_ids: Iterable[int]) -> F32:
     """Stage min_tokens: no id that would end the answer while it is shorter than min_tokens."""
     ends = sorted(end_ids)
@@ -140,6 +154,8 @@ def edits(
     yield "logit_bias", row
     row = only(row, params)
     yield "allowed_token_ids", row
+    row = ban(row, params, tokens[prompt_len:])
+    yield "bad_words", row
     row = hold(row, params, len(tokens) - prompt_len, end_ids)
     yield "min_tokens", row
     yield "grammar", allow(row, allowed)

@@ -24,6 +24,8 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED = 1 << 16
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 256
 MAX_BREAKERS = 16
 MAX_BREAKER_LENGTH = 64
 SAMPLERS = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
@@ -96,6 +98,10 @@ class SamplingParams:
     """Added to logits, by token id."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these may be drawn; kept ascending, each once. None: all."""
+    bad_words: tuple[str, ...] = ()
+    """The token that would complete one of these in the answer is not drawn; as words, and within them."""
+    bad_ids: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False, compare=False)
+    """These in tokens of the model, found by the one who has its vocabulary (LLM.spell); None: not yet."""
     seed: int | None = None
     """Seed of the request; None: the engine's, or one drawn and recorded."""
     n: int = 1
@@ -167,6 +173,7 @@ class SamplingParams:
             raise RequestError(f"{name} cannot be used with a grammar, which says where an answer ends", param=name)
         object.__setattr__(self, "samplers", stage_names(self.samplers))
         object.__setattr__(self, "dry_sequence_breakers", breaker_strings(self.dry_sequence_breakers))
+        object.__setattr__(self, "bad_words", bad_strings(self.bad_words))
         object.__setattr__(self, "stop", stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
@@ -219,7 +226,14 @@ class SamplingParams:
     @property
     def remembers(self) -> bool:
         """True if a stage needs to know which tokens came before."""
-        return self.penalized or self.dries
+        return self.penalized or self.dries or bool(self.bad_words)
+
+    @property
+    def unspelled(self) -> str | None:
+        """Name a field whose strings are needed and not known in tokens yet; None: there is none."""
+        if self.dries and self.dry_sequence_breakers and self.breakers is None:
+            return "dry_sequence_breakers"
+        return "bad_words" if self.bad_words and self.bad_ids is None else None
 
 
 def number(name: str, value: Any, low: float, high: float) -> None:
@@ -271,13 +285,21 @@ def spelled_stages(value: Any) -> list[tuple[Any, str]]:
 
 def breaker_strings(value: Any) -> tuple[str, ...]:
     """Return the sequence breakers, each once; None is none."""
-    name = "dry_sequence_breakers"
+    return _strings("dry_sequence_breakers", value, MAX_BREAKERS, MAX_BREAKER_LENGTH)
+
+
+def bad_strings(value: Any) -> tuple[str, ...]:
+    """Return the bad words, each once; None is none."""
+    return _strings("bad_words", value, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+
+
+def _strings(name: str, value: Any, most: int, longest: int) -> tuple[str, ...]:
     strings = () if value is None else _items(name, value, "a list of strings")
-    if len(strings) > MAX_BREAKERS:
-        raise RequestError(f"{name} has {len(strings)} strings; at most {MAX_BREAKERS} are served", param=name)
+    if len(strings) > most:
+        raise RequestError(f"{name} has {len(strings)} strings; at most {most} are served", param=name)
     for text in strings:
-        if not isinstance(text, str) or not 0 < len(text) <= MAX_BREAKER_LENGTH:
-            raise RequestError(f"{name} must be strings of 1 to {MAX_BREAKER_LENGTH} characters", param=name)
+        if not isinstance(text, str) or not 0 < len(text) <= longest:
+            raise RequestError(f"{name} must be strings of 1 to {longest} characters", param=name)
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise RequestError(f"{name}: the string {text!r} is not valid Unicode", param=name)
     return tuple(dict.fromkeys(strings))

@@ -98,6 +98,7 @@ class Sampler:
             bias_ids=list(params.logit_bias),
             bias_values=list(params.logit_bias.values()),
             only_ids=params.allowed_token_ids or [],
+            bad_ids=[ids for ids in params.bad_ids or () if ids[-1] < self.vocab_size],
             penalized=penalized,
             window=params.repeat_last_n,
             prompt=prompt if params.remembers else [],

@@ -70,6 +70,12 @@ class Words:
                 self._found.popitem(last=False)
         return found
 
+    def sequences(self, strings: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return how words are written in tokens, each way once: right behind what came before, and behind a space."""
+        texts = (text.lstrip(" ") or text for text in strings)
+        ways = (tuple(self._encode(begins + text)) for text in texts for begins in ("", " "))
+        return tuple(dict.fromkeys(way for way in ways if way))
+
     @cached_property
     def _pieces(self) -> Sequence[bytes]:
         return self._read()

@@ -25,7 +25,16 @@ from pydantic_core import PydanticCustomError, from_json
 from pellucid.engine.pooling import PoolingKind
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import MAX_CHOICES, Grammar
-from pellucid.sampling.params import BREAKERS, IDLE, MAX_ALLOWED, MAX_BREAKERS, SAMPLERS, SamplingParams, spelled_stages
+from pellucid.sampling.params import (
+    BREAKERS,
+    IDLE,
+    MAX_ALLOWED,
+    MAX_BAD_WORDS,
+    MAX_BREAKERS,
+    SAMPLERS,
+    SamplingParams,
+    spelled_stages,
+)
 
 MAX_PROMPTS = 32
 MAX_MESSAGES = 4096
@@ -68,7 +77,6 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": ([],),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "length_penalty": (1, 1.0),
     "mirostat": (0,),
@@ -458,6 +466,7 @@ class GenerationRequest(Request):
     """Of prompt and answer, how many of the last tokens the penalties count; -1: all."""
     logit_bias: Biases = Field(default_factory=dict[int, float])
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1, max_length=MAX_ALLOWED)
+    bad_words: list[str] = Field(default_factory=list[str], max_length=MAX_BAD_WORDS)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     n: int = Field(default=1, ge=1, le=MAX_N)
     stop: Stops = ()
@@ -557,6 +566,7 @@ class GenerationRequest(Request):
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_words=tuple(self.bad_words),
             seed=self.seed,
             n=self.n,
             stop=self.stop,

@@ -198,7 +198,7 @@ class Service:
                 code="insufficient_scope",
             )
         matcher = None
-        if params.dries:
+        if params.unspelled is not None:
             params = await asyncio.get_running_loop().run_in_executor(self._texts, llm.spell, params)
         if params.grammar is not None:
             matcher = await asyncio.get_running_loop().run_in_executor(self._grammars, llm.matcher, params)
