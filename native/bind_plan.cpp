@@ -140,7 +140,17 @@ void watch(Step& s, const Plan& plan, const Ints& rows, const Rows& tapped) {
 }  // namespace
 
 void bind_plan(nb::module_& m) {
-  nb::class_<Pool>(m, "Pool").def(nb::init<int>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+  nb::class_<Pool>(m, "Pool")
+      .def(
+          "__init__",
+          [](Pool* self, int threads, const std::vector<int>& cpus) {
+            if (threads < 1) throw nb::value_error("a pool has one thread at least");
+            if (!cpus.empty() && static_cast<int>(cpus.size()) != threads)
+              throw nb::value_error("a pinned pool needs a processor for each of its threads");
+            new (self) Pool(threads, cpus);
+          },
+          "threads"_a, "cpus"_a = std::vector<int>())
+      .def_prop_ro("threads", &Pool::threads);
 
   nb::class_<KvStore>(m, "KvStore")
       .def(nb::init<const std::string&, int, int, int, int, int>(), "format"_a, "layers"_a, "pages"_a,

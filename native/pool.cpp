@@ -1,7 +1,12 @@
 #include "pool.h"
 
+#include <utility>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sched.h>
 #endif
 
 namespace pellucid {
@@ -33,9 +38,36 @@ void wait_while(const std::atomic<uint32_t>& word, uint32_t value) {
   word.wait(value, std::memory_order_acquire);
 }
 
+// While it lives, the calling thread keeps to one processor. A refusal (the processor was taken from us
+// since) leaves the thread where the system puts it: it decides when, never what.
+class Stay {
+ public:
+#if defined(__linux__)
+  explicit Stay(const int* cpu) {
+    cpu_set_t one;
+    if (!cpu || sched_getaffinity(0, sizeof(before_), &before_) != 0) return;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(*cpu), &one);
+    held_ = sched_setaffinity(0, sizeof(one), &one) == 0;
+  }
+  ~Stay() {
+    if (held_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+
+ private:
+  cpu_set_t before_;
+  bool held_ = false;
+#else
+  explicit Stay(const int*) {}
+#endif
+ public:
+  Stay(const Stay&) = delete;
+  Stay& operator=(const Stay&) = delete;
+};
+
 }  // namespace
 
-Pool::Pool(int threads) : threads_(threads) {
+Pool::Pool(int threads, std::vector<int> cpus) : threads_(threads), cpus_(std::move(cpus)) {
   workers_.reserve(static_cast<size_t>(threads - 1));
   for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
 }
@@ -48,6 +80,7 @@ Pool::~Pool() {
 }
 
 void Pool::run_raw(Call call, void* context) {
+  const Stay stay(cpus_.empty() ? nullptr : cpus_.data());
   call_ = call;
   context_ = context;
   epoch_.fetch_add(1, std::memory_order_release);
@@ -69,6 +102,7 @@ void Pool::barrier() {
 }
 
 void Pool::work(int thread) {
+  const Stay stay(cpus_.empty() ? nullptr : &cpus_[static_cast<size_t>(thread)]);
   for (uint32_t seen = 0;; ++seen) {
     wait_while(epoch_, seen);
     if (quit_) return;

@@ -1,7 +1,7 @@
 // A pool of threads that walk the same list of work together.
 // Law: the pool decides who does what when, never what comes out. Who waits spins briefly, then yields the
 // processor to whoever is late, then sleeps until woken: an idle pool costs nothing, and an oversubscribed
-// machine does not collapse.
+// machine does not collapse. Pinned, each keeps to a processor of its own while a job runs.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@ namespace pellucid {
 
 class Pool {
  public:
-  explicit Pool(int threads);
+  // cpus: where each thread runs, by the system's numbers; empty: where the system puts it.
+  explicit Pool(int threads, std::vector<int> cpus = {});
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -38,6 +39,7 @@ class Pool {
   void work(int thread);
 
   int threads_;
+  std::vector<int> cpus_;
   Call call_ = nullptr;
   void* context_ = nullptr;
   bool quit_ = false;

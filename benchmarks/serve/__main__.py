@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -38,7 +39,7 @@ def against_engine(args: argparse.Namespace, logs: Path) -> dict[str, Any]:
     from pellucid import LLM
 
     with ExitStack() as stack:
-        llm = stack.enter_context(LLM(args.model, ctx=1024, max_seqs=args.streams, prefix_cache=False))
+        llm = stack.enter_context(LLM(args.model, pin=args.pin, ctx=1024, max_seqs=args.streams, prefix_cache=False))
         port, _ = stack.enter_context(
             servers.pellucid(
                 args.model, logs / "pellucid.log", "--ctx", "1024", "--max-seqs", str(args.streams), "--no-prefix-cache"
@@ -243,6 +244,7 @@ def main() -> int:
         description=__doc__.splitlines()[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--pin", action="store_true", help="threads on cores of their own, with and without HTTP")
     parser.add_argument("--peer", help="command of another server of /v1/completions")
     parser.add_argument("--against-static", action="store_true")
     parser.add_argument("--agents", action="store_true")
@@ -261,6 +263,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     args = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="pellucid-serve-"))
+    os.environ["PELLUCID_PIN"] = str(int(args.pin))
     modes = [
         (args.against_static, against_static),
         (args.agents, for_agents),

@@ -177,9 +177,9 @@ _Part = tuple[int, Matrix, int]  # out matrix bias
 _Turn = tuple[int, int, int, int, float, int, int, int, int]  # out x normed weight eps heads half cos sin
 
 class Pool:
-    """Threads that walk a plan together."""
+    """Threads that walk a plan together; `cpus`: the processor that each keeps to while it does, none: anywhere."""
 
-    def __init__(self, threads: int) -> None: ...
+    def __init__(self, threads: int, cpus: Sequence[int] = ...) -> None: ...
     @property
     def threads(self) -> int: ...
 

@@ -70,6 +70,7 @@ class LLM:
         tokenizer: whose vocabulary counts instead of the model's own: a tokenizer.json, tekken.json, folder, .gguf file
             or Hugging Face repository. None: the model's own.
         threads: threads of the CPU pool; None: every core this process may run on.
+        pin: keep each thread on a core of its own while a step runs; for a machine that does nothing else.
         ctx: longest sequence in tokens, prompt and answer; None: the model's own, at most 4096.
         kv: format of the KV cache, "f16" or "q8_0".
         kv_pages: pages of 16 tokens in the KV cache; None: four sequences of `ctx` tokens, as far as memory allows.
@@ -103,6 +104,7 @@ class LLM:
         *,
         tokenizer: str | os.PathLike[str] | None = None,
         threads: int | None = None,
+        pin: bool = False,
         ctx: int | None = None,
         kv: str = "f16",
         kv_pages: int | None = None,
@@ -124,6 +126,7 @@ class LLM:
         config = EngineConfig(
             model=os.fspath(model),
             threads=threads,
+            pin=pin,
             ctx=ctx,
             kv=kv,
             kv_pages=kv_pages,

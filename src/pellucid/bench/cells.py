@@ -54,6 +54,8 @@ class Settings:
     warmup: int = 1
     ctx: int | None = None
     """Longest sequence in tokens; None: as long as the cases take."""
+    pin: bool = False
+    """Keep each thread on a core of its own."""
 
     def cases(self, threads: int, kv: str) -> list[Case]:
         """The cases of one device."""

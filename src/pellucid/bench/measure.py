@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 def loading_config(settings: Settings) -> EngineConfig:
     """The least device there can be, to load weights with."""
-    return EngineConfig(threads=max(settings.threads), ctx=16, kv_pages=2, token_budget=1)
+    return EngineConfig(threads=max(settings.threads), pin=settings.pin, ctx=16, kv_pages=2, token_budget=1)
 
 
 def measure(
@@ -56,7 +56,7 @@ def measure(
 def config_for(settings: Settings, device: CpuDevice, model_context: int, threads: int, kv: str) -> EngineConfig:
     """A resolved configuration that holds every case of so many threads and this format, prompts cached and all."""
     most = max((*settings.streams, 1))
-    base = EngineConfig(threads=threads, kv=kv, max_seqs=most, isa=device.config.isa)
+    base = EngineConfig(threads=threads, pin=settings.pin, kv=kv, max_seqs=most, isa=device.config.isa)
     longest = max((*settings.prompts, 1)) + 1
     pages = -(-longest // base.page_size)
     for case in settings.cases(threads, kv):

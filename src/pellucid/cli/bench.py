@@ -36,6 +36,7 @@ def bench(
     threads: Annotated[
         str | None, typer.Option(envvar="PELLUCID_THREADS", help="Numbers of threads; default: all cores")
     ] = None,
+    pin: options.Pin = False,
     ctx: Annotated[
         int | None,
         typer.Option(envvar="PELLUCID_CTX", help="Longest sequence in tokens; default: what is measured takes", min=16),
@@ -78,6 +79,7 @@ def bench(
         repeat=repeat,
         warmup=warmup,
         ctx=ctx,
+        pin=pin,
     )
     cells: list[Cell] = []
     interrupted = False
@@ -105,7 +107,7 @@ def bench(
         raise typer.Exit(INTERRUPTED)
 
 
-_OF_RATES = frozenset({"prompts", "depths", "streams", "generate", "ctx", "warmup", "profile"})
+_OF_RATES = frozenset({"prompts", "depths", "streams", "generate", "ctx", "warmup", "profile", "pin"})
 _OF_ATTENTION = frozenset({"shape", "lengths"})
 
 

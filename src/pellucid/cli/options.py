@@ -32,6 +32,14 @@ Tokenizer = Annotated[
 Threads = Annotated[
     int | None, typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1)
 ]
+Pin = Annotated[
+    bool,
+    typer.Option(
+        "--pin",
+        envvar="PELLUCID_PIN",
+        help="Keep each thread on a core of its own; for a machine that does nothing else",
+    ),
+]
 Ctx = Annotated[
     int | None,
     typer.Option(envvar="PELLUCID_CTX", help="Longest sequence in tokens; default: the model's, at most 4096", min=16),

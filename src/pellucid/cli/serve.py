@@ -92,6 +92,7 @@ def serve(
         int | None,
         typer.Option(envvar="PELLUCID_THREADS", help="Threads; default: all cores this process may use", min=1),
     ] = None,
+    pin: options.Pin = False,
     ctx: Annotated[
         int | None,
         typer.Option(
@@ -182,6 +183,7 @@ def serve(
             model,
             tokenizer=tokenizer,
             threads=threads,
+            pin=pin,
             ctx=ctx,
             kv=kv,
             kv_pages=kv_pages,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pellucid import _core
 from pellucid.config import EngineConfig
+from pellucid.devices.affinity import own_processors
 from pellucid.devices.base import Batch, Tap
 from pellucid.devices.loading import Loading, Shape, WeightSource
 from pellucid.devices.lower import QUANT_SUFFIX, LinearPart, Lowered, Record, Turn, lower
@@ -60,7 +61,7 @@ class CpuDevice:
             self.kv = _core.KvStore(
                 config.kv, shape.n_layers, config.kv_pages, config.page_size, shape.n_kv_heads, shape.d_head
             )
-            self.pool = _core.Pool(config.threads)
+            self.pool = _core.Pool(config.threads, own_processors(config.threads) if config.pin else [])
             self.lowered = lower(fuse(graph), lambda name: matrices[name].format not in FLOAT_FORMATS)
             self._plan = _core.Plan(
                 self.pool, self.kv, config.isa or "", shape.n_heads, shape.vocab, config.ctx, config.token_budget,
