@@ -30,6 +30,18 @@ def test_a_conversation_gives_the_ids_that_a_chat_is_asked_with(live: Live) -> N
     }
 
 
+def test_a_control_token_is_asked_after_by_its_spelling_alone(live: Live) -> None:
+    """As clients do that read bos_token and eos_token of /tokenizer_info and need their ids."""
+
+    def ids(prompt: str, **fields: Any) -> list[int]:
+        return live.post("/tokenize", {"prompt": prompt, **fields}).json()["tokens"]
+
+    info = live.http.get("/tokenizer_info").json()
+    assert ids(info["eos_token"], add_special_tokens=False) == [EOS]
+    assert ids("</s>") == [*b"</s>"]  # what /v1/completions would ask the model with
+    assert ids("a</s>", add_special_tokens=False) == [*b"a</s>"]
+
+
 def test_there_and_back(live: Live) -> None:
     text = "über 🌧️ rain"
     ids = live.post("/tokenize", {"prompt": text}).json()["tokens"]

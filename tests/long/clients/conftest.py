@@ -29,6 +29,7 @@ CLIENTS = {
     "test_instructor.py": "instructor",
     "test_langchain.py": "langchain_openai",
     "test_litellm.py": "litellm",
+    "test_lm_eval.py": "lm_eval",
 }
 collect_ignore = [file for file, package in CLIENTS.items() if find_spec(package) is None]
 

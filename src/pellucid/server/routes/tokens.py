@@ -1,4 +1,8 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer, in vLLM's shapes.
+
+Law: a text has the ids that the engine would be asked with, so control tokens spelled in it are text. One alone, with
+add_special_tokens off, is asked after by name: so clients learn the ids of the tokens that /tokenizer_info spells.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,8 @@ class TokenizeRequest(Conversation):
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] = Field(default_factory=list[Message], max_length=MAX_MESSAGES)
     add_special_tokens: bool = True
-    """Of a text: put the model's BOS before it. A template writes its own."""
+    """Of a text: put the model's BOS before it. A template writes its own. If false, a control token's spelling alone
+    gives its id."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -66,8 +71,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Give the ids that the model would be asked with."""
     service: Service = request.app.state.service
     service.check_model(body.model)
+    added = service.llm.tokenizer.added.values()
     if body.prompt is None:
         ids = await chat_prompt(service, body)
+    elif not body.add_special_tokens and (named := [t.id for t in added if t.control and t.text == body.prompt]):
+        ids = named[:1]
     else:
         [ids] = await encode_texts(service, [body.prompt], add_special=body.add_special_tokens)
     answer: Tokens = {"count": len(ids), "max_model_len": service.context, "tokens": ids}
