@@ -55,8 +55,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             *,
             prefix_cache: bool = True,
             tokenizer: str | None = None,
+            **others: object,
         ) -> LLM:
-            given = {} if ctx is None else {"ctx": ctx}
+            given = {**others} if ctx is None else {**others, "ctx": ctx}
             return toy_llm(**({"kv": kv, "prefix_cache": prefix_cache} | given | settings))  # type: ignore[arg-type]
 
         monkeypatch.setattr(options, "load", load)

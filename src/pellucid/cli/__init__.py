@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("run", "Answer one prompt, streamed to stdout"),
         ("chat", "Talk, with memory of the conversation"),
         ("serve", "Serve the OpenAI API over HTTP"),
+        ("batch", "Answer a file of requests in OpenAI's batch format"),
         ("keys", "Make, list and revoke the keys of a server"),
     ),
     "Look inside": (

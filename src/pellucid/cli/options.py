@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pellucid.sampling.params import SamplingParams
 
 DEFAULT_MODEL = "smollm2"
+DEFAULT_MAX_SEQS = 64
 
 Model = Annotated[
     str,
@@ -81,11 +82,25 @@ def load(
     *,
     prefix_cache: bool = True,
     tokenizer: str | None = None,
+    kv_pages: int | None = None,
+    max_seqs: int = DEFAULT_MAX_SEQS,
+    seed: int | None = None,
 ) -> LLM:
     """The model that the options ask for."""
     from pellucid.llm import LLM
 
-    return LLM(model, tokenizer=tokenizer, threads=threads, ctx=ctx, kv=kv, prefix_cache=prefix_cache, progress=True)
+    return LLM(
+        model,
+        tokenizer=tokenizer,
+        threads=threads,
+        ctx=ctx,
+        kv=kv,
+        kv_pages=kv_pages,
+        max_seqs=max_seqs,
+        prefix_cache=prefix_cache,
+        seed=seed,
+        progress=True,
+    )
 
 
 def sampling(
