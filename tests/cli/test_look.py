@@ -159,3 +159,21 @@ def test_colours_are_those_of_cividis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw.shade(0.0) == "\x1b[48;2;0;32;76m  \x1b[0m"
     assert draw.shade(1.0) == "\x1b[48;2;255;234;70m  \x1b[0m"
     assert draw.shade(float("nan")) == draw.shade(0.0)
+
+
+def test_a_report_is_one_file_and_says_what_it_tells(cli: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "out.html"
+    done = cli("trace", PROMPT, "--html", str(place), "--max-tokens", "1", "--seed", "7")
+    assert done.code == 0, done.err
+    assert done.err == "writing the report of 6 tokens\n"
+    assert f"{place} (" in done.out and "the prompt and the answer are in it" in done.out
+    assert [p.name for p in tmp_path.iterdir()] == ["out.html"]  # and no folder
+    for args, said in (
+        (["--html", str(place)], "is there already; choose another place with --html"),
+        (["--html", str(tmp_path / "no" / "x.html")], "there is no folder"),
+        (["--html", str(tmp_path / "x.html"), "--html-budget", "huge"], "is no size"),
+        (["--html", str(tmp_path / "x.html"), "--html-budget", "50KB", "--max-tokens", "0"], "raise its budget"),
+    ):
+        done = cli("trace", PROMPT, *args)
+        assert done.code == 2 and said in done.err, done.err
+    assert not (tmp_path / "x.html").exists()

@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 import { events } from "../src/lib/api";
 import { cividis, ink, puor, TABLE } from "../src/lib/colour";
 import { cursorOf, hashOf } from "../src/lib/cursor";
+import { inflate, length, Weights } from "../src/lib/report";
 import { bytes, percent, seconds, shown } from "../src/lib/text";
 import { level, orbit, withoutSink } from "../src/lib/weights";
 
@@ -68,5 +69,27 @@ describe("events", () => {
       for await (const e of events(new Response(body))) found.push(e);
       expect(found).toEqual([{ event: "step", id: "4", data: '{"a":\n1}' }, { event: "message", id: "", data: "ü [DONE]" }]);
     }
+  });
+});
+
+describe("a report", () => {
+  // Rows of 3 tokens, from the second: greatest weights, sinks, high bytes, low bytes (probes/packed.py).
+  const rows = [[0.25, 0.75], [0.5, 0.125, 0.25]], levels = rows.flatMap((r) => r.map((w) => Math.round((w / Math.max(...r)) * 65535)));
+  const floats = new Uint8Array(new Float32Array([0.75, 0.5, 0, 0.125]).buffer);
+  const data = new Uint8Array([...floats, ...levels.map((v) => v >> 8), ...levels.map((v) => v & 255)]);
+  const weights = new Weights(data, 1, length(data, 1));
+  it("gives the rows of a head", () => {
+    expect(weights.n).toBe(3);
+    weights.row(2).forEach((w, i) => expect(w).toBeCloseTo(rows[1][i], 5));
+    expect([weights.sink(1), weights.sink(2)]).toEqual([0, 0.125]);
+  });
+  it("gives tiles whose cells are the greatest of theirs; rows that it has not are empty", async () => {
+    const tile = weights.tile(1, 0, 0), cells = new Uint8Array(await tile.arrayBuffer());
+    expect([tile.headers.get("x-rows"), tile.headers.get("x-columns"), Number(tile.headers.get("x-scale"))]).toEqual(["2", "2", 0.75]);
+    expect([...cells]).toEqual([255, 0, 170, 85]);
+  });
+  it("inflates what was packed", async () => {
+    expect(new TextDecoder().decode((await inflate("H4sIAAAAAAAC/8tIzcnJBwCGphA2BQAAAA=="))!)).toBe("hello");
+    expect(await inflate(null)).toBeNull();
   });
 });

@@ -107,6 +107,20 @@ class LogitLens:
         at = 0 if not len(late) else int(late[-1]) + 1
         return self.layers[at] if at < len(self.layers) else -1
 
+    def at(self, position: int) -> LogitLens:
+        """What it says of one of its positions."""
+        i = self.positions.index(position)
+        one = slice(i, i + 1)
+        return LogitLens(
+            self.layers,
+            self.positions[one],
+            self.targets[one],
+            [layer[one] for layer in self.top],
+            self.logprobs[:, one],
+            self.ranks[:, one],
+            self.entropies[:, one],
+        )
+
 
 def logit_lens(
     replay: Replay, layers: Sequence[int], positions: Sequence[int], targets: Sequence[int], top_k: int

@@ -1,7 +1,8 @@
 /**
- * The server, as the page sees it. Law: every request goes through `call`, which brings the key and turns what went
- * wrong into an `ApiError` that says what to do.
+ * The server, as the page sees it, or the report that stands in for one. Law: every request goes through `call`, which
+ * brings the key and turns what went wrong into an `ApiError` that says what to do.
  */
+import { recorded, report } from "./report";
 
 export interface Model {
   name: string; family: string; version: string; device: string; threads: number;
@@ -73,7 +74,7 @@ export async function call(path: string, init: RequestInit = {}): Promise<Respon
   if (key) headers.set("authorization", `Bearer ${key}`);
   let response: Response;
   try {
-    response = await fetch(path, { ...init, headers });
+    response = report ? await recorded(path, init.method) : await fetch(path, { ...init, headers });
   } catch (error) {
     if (init.signal?.aborted) throw error;
     throw new ApiError(0, "The server does not answer. Is it still running? The page goes on as soon as it is back.");

@@ -5,6 +5,7 @@
 import { untrack } from "svelte";
 import { ApiError, get, query, type Model, type Settings, type Trace } from "./api";
 import { cursorOf, hashOf, type Cursor, type View } from "./cursor";
+import { ID, report } from "./report";
 
 export const cursor = $state<Cursor>(cursorOf(location.hash));
 export const page = $state({
@@ -21,7 +22,7 @@ export const page = $state({
   /** Weights of the row that a view shows, to colour the spine by. */
   weights: null as number[] | null,
   /** Seconds since the request was sent at which each piece of the answer came. */
-  arrivals: [] as number[],
+  arrivals: report?.arrivals ?? [],
 });
 
 export const settings = $state<Settings>({
@@ -61,7 +62,10 @@ export async function connect(): Promise<void> {
     if (known.status === 0 || known.status === 503) setTimeout(connect, 2000);
     return;
   }
-  if (cursor.id && !page.trace) {
+  if (report && !cursor.id) {
+    show({ ...(await get<Trace>(`/inspect/requests/${ID}/tokens`)), id: ID });
+    [cursor.layer, cursor.head] = report.heads.find(([l, h]) => l === cursor.layer && h === cursor.head) ?? report.heads[0] ?? [0, 0];
+  } else if (cursor.id && !page.trace) {
     const { id, pos } = cursor;
     try {
       const trace = await get<Trace>(`/inspect/requests/${id}/tokens`);
