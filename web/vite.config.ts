@@ -1,7 +1,7 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
-// Fixed names: the server knows its four files by path, and a rebuild of the same source gives the same bytes.
+// Fixed names: the server knows its files by path, and a rebuild of the same source gives the same bytes.
 export default defineConfig({
   plugins: [svelte()],
   publicDir: "public",

@@ -68,7 +68,7 @@ def create_app(
         title="Pellucid",
         version=__version__,
         lifespan=lifespan,
-        docs_url=None,  # its page would load scripts from another host
+        docs_url=None,  # its page would load scripts from another host; ours is static/docs.html
         redoc_url=None,
         redirect_slashes=False,
     )

@@ -118,6 +118,7 @@ class Schema(BaseModel):
         allow_inf_nan=False,
         json_schema_extra=_optional_may_be_null,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")

@@ -1,6 +1,6 @@
-"""The page at /: the files that web/ builds, as they are.
+"""The page at /, and that of the API at /docs: the files that web/ builds, as they are.
 
-Law: four files of fixed names, the same for everybody, so they need no key; what they show is asked for by them, under
+Law: files of fixed names, the same for everybody, so they need no key; what they show is asked for by them, under
 the key that the reader gives. The policy lets the page load from here alone.
 """
 
@@ -20,6 +20,9 @@ FILES = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/favicon.svg": ("favicon.svg", "image/svg+xml"),
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+    "/docs.css": ("docs.css", "text/css; charset=utf-8"),
 }
 """Path → file, and what it is."""
 POLICY = (
