@@ -40,12 +40,12 @@ def byte_pieces() -> list[str]:
     return [chr(b) if b in plain else chr(256 + others.index(b)) for b in range(256)]
 
 
-def source(template: str | None = TEMPLATE) -> TokenizerSource:
-    pieces = [*byte_pieces(), *SPECIALS]
+def source(template: str | None = TEMPLATE, controls: Sequence[str] = ()) -> TokenizerSource:
+    pieces = [*byte_pieces(), *SPECIALS, *controls]
     return TokenizerSource(
         kind="bpe",
         pieces=pieces,
-        types=np.array([NORMAL] * 256 + [CONTROL] * 4, np.int32),
+        types=np.array([NORMAL] * 256 + [CONTROL] * (len(pieces) - 256), np.int32),
         merges=[],
         pre="gpt-2",
         bos_id=BOS,
@@ -56,19 +56,28 @@ def source(template: str | None = TEMPLATE) -> TokenizerSource:
 
 
 class ScriptDevice:
-    """Says the scripts. `fail_at` makes the step at that position raise."""
+    """Says the scripts. `fail_at` makes the step at that position raise; a script begins behind one of `behind`."""
 
-    vocab_size = VOCAB
     d_model = D_MODEL
     pool = None
 
-    def __init__(self, config: EngineConfig, scripts: Mapping[str, str] = SCRIPTS, fail_at: int | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        scripts: Mapping[str, str] = SCRIPTS,
+        fail_at: int | None = None,
+        controls: Sequence[str] = (),
+        behind: Sequence[int] = (ord(">"), BOT),
+    ) -> None:
         self.config = config
+        self.vocab_size = VOCAB + len(controls)
+        self.behind = behind
         self.context = config.ctx or 4096
         self.page_size = config.page_size
         self.page_count = config.kv_pages or 64
         self.max_rows = config.token_budget
-        self.scripts = {key.encode()[0]: text.encode() for key, text in scripts.items()}
+        ids = {spelling: VOCAB + i for i, spelling in enumerate(controls)}
+        self.scripts = {key.encode()[0]: script_ids(text, ids) for key, text in scripts.items()}
         self.fail_at = fail_at
         self.steps = 0
         self._store = np.full((self.page_count, self.page_size), -1, np.int32)
@@ -91,20 +100,30 @@ class ScriptDevice:
                     out.append(
                         self._logits(self._store[pages[: at // self.page_size + 1]].reshape(-1)[: at + 1].tolist())
                     )
-        return np.stack(out) if out else np.empty((0, VOCAB), np.float32)
+        return np.stack(out) if out else np.empty((0, self.vocab_size), np.float32)
 
     def plan(self, taps: Sequence[Tap]) -> ScriptPlan:
         return ScriptPlan(self, taps)
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        mark = max((i for i, t in enumerate(tokens) if t in (ord(">"), BOT)), default=-1)
+        mark = max((i for i, t in enumerate(tokens) if t in self.behind), default=-1)
         first = next((t for t in tokens if t < 256), ord("a"))
-        script = self.scripts.get(first, b"?")
+        script = self.scripts.get(first, [ord("?")])
         said = len(tokens) - 1 - mark
         following = script[said] if said < len(script) else EOS
-        logits = -np.arange(VOCAB, dtype=np.float32) / 100
+        logits = -np.arange(self.vocab_size, dtype=np.float32) / 100
         logits[following] = 12.0
         return logits
+
+
+def script_ids(text: str, controls: Mapping[str, int]) -> list[int]:
+    """Ids of a script; control tokens are spelled in it."""
+    ids: list[int] = []
+    while text:
+        spelling = next((spelling for spelling in controls if text.startswith(spelling)), "")
+        ids += [controls[spelling]] if spelling else text[0].encode()
+        text = text[len(spelling) or 1 :]
+    return ids
 
 
 class ScriptPlan:
@@ -136,11 +155,13 @@ def toy_llm(
     fail_at: int | None = None,
     name: str = "toy",
     scripts: Mapping[str, str] = SCRIPTS,
+    controls: Sequence[str] = (),
+    behind: Sequence[int] = (ord(">"), BOT),
     **options: object,
 ) -> LLM:
-    """An LLM that says the scripts; options are EngineConfig's."""
+    """An LLM that says the scripts, with more control tokens; options are EngineConfig's."""
     config = replace(EngineConfig(threads=1, ctx=512, kv_pages=64), **options)  # type: ignore[arg-type]
-    tokens = source(template)
+    tokens = source(template, controls)
     tokenizer = Tokenizer.from_source(tokens)
-    device = ScriptDevice(config, scripts, fail_at)
+    device = ScriptDevice(config, scripts, fail_at, controls, behind)
     return LLM.of(tokenizer, ChatTemplate.from_source(tokens, tokenizer), device, config, name)

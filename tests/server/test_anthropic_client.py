@@ -157,7 +157,7 @@ def test_text_before_a_call_is_a_block_of_its_own(live: Live) -> None:
 
     text = 'Well.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     usage: Any = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
-    shape = MessageShape("msg_1", "toy", [], Reads(HERMES))
+    shape = MessageShape("msg_1", "toy", [], Reads(HERMES, tools=({"name": "f"},)))
     chunks = shape.chunks([Piece(0, char) for char in text] + [Piece(0, "", [], "stop")], lambda: usage)
     chunks += shape.end(usage)
     assert [(c["index"], c["content_block"]["type"]) for c in chunks if c["type"] == "content_block_start"] == [

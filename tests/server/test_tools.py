@@ -12,7 +12,7 @@ import pytest
 
 from pellucid.llm import LLM
 from serving import Live, running
-from toymodel import TEMPLATE, toy_llm
+from toymodel import BOT, TEMPLATE, toy_llm
 
 TOOL = {
     "type": "function",
@@ -144,6 +144,55 @@ def test_thoughts_are_told_apart() -> None:
         deltas = [chunk["choices"][0]["delta"] for chunk in live.events("/v1/chat/completions", body)]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "apples and pears"
         assert not any(delta.get("content") for delta in deltas)
+
+
+MARKS = ("[TOOL_CALLS]", "[ARGS]")
+MISTRAL = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE + "{# [TOOL_CALLS]name[ARGS]{} #}"
+CALLED = 'Well.[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]now[ARGS]{}'
+
+
+@pytest.mark.parametrize("controls", [MARKS, MARKS[:1], ()])
+def test_marks_are_read_and_not_shown_control_tokens_or_not(controls: tuple[str, ...]) -> None:
+    said: Any = {"template": MISTRAL, "controls": controls, "behind": (BOT,), "scripts": {"[": CALLED}, "ctx": 2048}
+    with toy_llm(**said) as llm, running(llm) as live:
+        body = {"messages": USER, "tools": [TOOL, OTHER], "temperature": 0, "max_tokens": 200}
+        [choice] = live.post("/v1/chat/completions", body).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Well."
+        found = [call["function"] for call in choice["message"]["tool_calls"]]
+        assert found == [
+            {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+            {"name": "now", "arguments": "{}"},
+        ]
+        assert all(len(call["id"]) == 9 for call in choice["message"]["tool_calls"])
+        deltas = [chunk["choices"][0]["delta"] for chunk in live.events("/v1/chat/completions", body)]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Well."
+        streamed = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        assert [call["function"]["name"] for call in streamed if "id" in call] == ["get_weather", "now"]
+        for index, due in enumerate(found):
+            parts = [call["function"]["arguments"] for call in streamed if call["index"] == index]
+            assert "".join(parts) == due["arguments"] and len(parts) > 1
+
+
+def test_text_that_spells_a_mark_calls_nothing() -> None:
+    said = "[TOOL_CALLS]now[ARGS]{}"
+    with toy_llm(template=MISTRAL, controls=MARKS, behind=(BOT,), ctx=2048) as llm:
+        llm.device.scripts[ord("[")] = list(f"say {said}".encode())  # type: ignore[attr-defined]
+        with running(llm) as live:
+            body = {"messages": USER, "tools": [OTHER], "temperature": 0, "max_tokens": 200}
+            [choice] = live.post("/v1/chat/completions", body).json()["choices"]
+            assert choice["message"]["content"] == f"say {said}" and "tool_calls" not in choice["message"]
+
+
+BARE = '```json\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n```'
+
+
+def test_a_call_without_a_mark() -> None:
+    with toy_llm(template=HERMES, behind=(BOT,), scripts={"<": BARE}, ctx=2048) as llm, running(llm) as live:
+        body = {"messages": USER, "tools": [TOOL, OTHER], "temperature": 0, "max_tokens": 200}
+        [choice] = live.post("/v1/chat/completions", body).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
 
 
 def test_the_real_model_answers_with_a_call(smollm2_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import Grammar
+from pellucid.text.callgrammar import grammar
+from pellucid.text.marks import Marks
 from pellucid.text.read import Reads
 from pellucid.text.reasoning import thinks
-from pellucid.text.tools import grammar, style_of
+from pellucid.text.tools import style_of
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
@@ -37,7 +39,7 @@ def expected(
     tools = [tool.function.shown() for tool in body.callable_tools()]
     required = bool(tools) and body.tool_choice != "auto"
     thoughts = thinks(template) and params.grammar is None and not required
-    style = None
+    style, marks = None, Marks((), {})
     if tools:
         if params.grammar is not None and not required:  # where calls are all there is, no text can have a form
             raise RequestError(
@@ -46,15 +48,15 @@ def expected(
             )
         style = style_of(template)
         controls = {token.text: token.id for token in llm.tokenizer.added.values() if token.control}
-        text = grammar(style, tools, required=required, parallel=body.may_call_again(), control=controls.get)
+        marks = Marks((style.begin, style.separator, style.end), controls)
+        text = grammar(style, tools, required=required, parallel=body.may_call_again(), marks=marks)
         try:
             form = Grammar.lark(text)
         except RequestError as error:
             raise RequestError(f"the tools are too large: {error.message}", param="tools") from None
-        shows = style.begin in controls
-        params = replace(params, grammar=form, skip_special_tokens=params.skip_special_tokens and not shows)
+        params = replace(params, grammar=form)
     if style is None and not thoughts:
         return params, None
     offered = () if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools)
     end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
-    return params, Reads(style, thoughts, end, one_call=not body.may_call_again(), tools=offered)
+    return params, Reads(style, marks, thoughts, end, one_call=not body.may_call_again(), tools=offered)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,10 @@ class Piece:
 class Choice:
     """One answer that grows."""
 
-    def __init__(self, index: int, seq: EngineSequence, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, seq: EngineSequence, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None
+    ) -> None:
+        """`marks`: the control tokens that show in the text, each as one character."""
         params = seq.params
         self.index = index
         self.seq = seq
@@ -88,6 +91,7 @@ class Choice:
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
+            marks=marks,
         )
         self._held: list[tuple[int, TokenEvent]] = []
         """Tokens whose text is not out yet, each with the place in the answer at which its text begins."""
@@ -215,7 +219,8 @@ class Generation:
                 pooling=pooling,
             )
         ]
-        self.choices = [Choice(i, seq, tokenizer) for i, seq in enumerate(sequences)]
+        marks = None if reads is None else reads.marks.shown
+        self.choices = [Choice(i, seq, tokenizer, marks) for i, seq in enumerate(sequences)]
         self._of: dict[str, Choice] = {choice.seq.id: choice for choice in self.choices}
         self._events: list[Event] = []
         self._news = asyncio.Event()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pellucid.errors import ContextLengthError, RequestError
 from pellucid.server.openai import CompletionRequest, Conversation, Prompt
 from pellucid.text.chat import encode_rendered
-from pellucid.text.tools import shown, style_of
+from pellucid.text.toolprompt import shown
+from pellucid.text.tools import style_of
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM

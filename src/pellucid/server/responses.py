@@ -37,8 +37,8 @@ from pellucid.server.openai import (
     ToolCall,
     refuse,
 )
+from pellucid.text.calls import CallDelta
 from pellucid.text.read import Reader, Reads
-from pellucid.text.tools import CallDelta
 
 if TYPE_CHECKING:
     from pellucid.errors import PellucidError

@@ -16,8 +16,8 @@ from pellucid.server.choices import Piece, Usage, characters, token_bytes
 from pellucid.server.errors import error_body
 from pellucid.server.openai import StreamOptions
 from pellucid.server.scores import LOWEST, PromptLogprobs, PromptScores, Scores, Top
+from pellucid.text.calls import CallDelta
 from pellucid.text.read import Reader, Reads, Said
-from pellucid.text.tools import CallDelta
 
 if TYPE_CHECKING:
     from pellucid.engine.events import TokenEvent

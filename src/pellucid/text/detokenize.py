@@ -8,9 +8,12 @@ work a token is bounded by its own length and the stop strings', whatever came b
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from pellucid.text.marks import NONCHARACTERS
 from pellucid.text.tokenizer import Tokenizer
+
+_NO_MARKS = {ord(char): "\ufffd" for char in NONCHARACTERS}
 
 
 class Detokenizer:
@@ -24,14 +27,17 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        marks: Mapping[int, str] | None = None,
     ) -> None:
         """prompt_ids: what the answer continues: a character that it began is finished, a first space stays.
 
         include_stop: release the stop string too. skip_special: control tokens add no text.
+        marks: ids that add this character of NONCHARACTERS instead of what they are; nothing else adds one of those.
         """
         self._tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special = skip_special
+        self._marks = marks or {}
         self._stop = tuple(text for text in stop if text)
         self._hold = max(map(len, self._stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -57,7 +63,10 @@ class Detokenizer:
         """Take one token; the text that is now safe to show. After a stop string there is none."""
         if self.stopped is not None:
             return ""
-        return self._take(self._decoder.decode(self._bytes(token)), final=False)
+        text = self._decoder.decode(self._bytes(token))
+        if self._marks and token not in self._marks:
+            text = text.translate(_NO_MARKS)
+        return self._take(text, final=False)
 
     def finish(self) -> str:
         """The rest: what was held back for a stop string that did not come, U+FFFD for a character cut off."""
@@ -67,6 +76,8 @@ class Detokenizer:
 
     def _bytes(self, token: int) -> bytes:
         tokenizer = self._tokenizer
+        if token in self._marks:
+            return self._marks[token].encode()
         if not 0 <= token < tokenizer.vocab_size:
             return b""  # models have more rows than tokens; the padding rows mean nothing
         return b"" if self._skip_special and tokenizer.is_special(token) else tokenizer.token_bytes(token)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pellucid.text.calls import CallDelta, Calls
+from pellucid.text.marks import Marks
 from pellucid.text.reasoning import Reasoning
-from pellucid.text.tools import CallDelta, Calls, Style
+from pellucid.text.tools import Style
 
 MOST_EVENTS = 256
 
@@ -29,6 +31,8 @@ class Reads:
 
     style: Style | None = None
     """How calls stand there; None: there are none."""
+    marks: Marks = field(default_factory=lambda: Marks((), {}))
+    """The control tokens by which they are told; in the text that is read each is its one character."""
     thoughts: bool = False
     prompt_end: str = ""
     """The last characters of the prompt, in which a template may have begun a thought."""
@@ -57,7 +61,12 @@ class Reader:
         self._length = 0
         self._began: set[str] = set()
         self._thoughts = Reasoning(reads.prompt_end) if reads.thoughts else None
-        self._calls = None if reads.style is None else Calls(reads.style)
+        self._marks = reads.marks
+        self._calls: Calls | None = None
+        if (style := reads.style) is not None:
+            begin, separator, end = map(self._marks.coded, (style.begin, style.separator, style.end))
+            style = replace(style, begin=begin, separator=separator, end=end)
+            self._calls = Calls(style, [str(tool["name"]) for tool in reads.tools])
         self._one_call = reads.one_call
 
     @property
@@ -92,9 +101,9 @@ class Reader:
         if self._thoughts is not None:
             said.reasoning, text = self._thoughts.push(text, final=final)
         if self._calls is None:
-            said.content = text
+            said.content = self._marks.spelled(text)
             return said
         read = self._calls.push(text, final=final)
-        said.content = read.content
+        said.content = self._marks.spelled(read.content)
         said.calls = [call for call in read.calls if call.index == 0] if self._one_call else read.calls
         return said
