@@ -83,6 +83,14 @@ def serve(
             help="Send every stream in packets of one size, ten a second, that tell nothing of its tokens",
         ),
     ] = False,
+    strict_requests: Annotated[
+        bool,
+        typer.Option(
+            "--strict-requests",
+            envvar="PELLUCID_STRICT_REQUESTS",
+            help="Refuse requests with fields that nobody knows, instead of warning of them in the answer",
+        ),
+    ] = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", envvar="PELLUCID_STRICT", help="Do not start if `pellucid audit` finds a High fault"),
@@ -221,6 +229,7 @@ def serve(
         behind_tls_proxy=behind_tls_proxy,
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
+        strict_requests=strict_requests,
         limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),
         check=check if strict else None,
         ready=ready,

@@ -7,7 +7,7 @@ are written through the same template.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, cast
 
 from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema, model_validator
@@ -155,12 +155,6 @@ class CountRequest(Request):
         if self.messages[-1].role != "user":
             raise refuse("messages", "messages: the last must be the user's; an answer cannot be begun for the model")
         return self
-
-    def _unknown(self) -> Iterator[str]:
-        yield from super()._unknown()
-        for i, turn in enumerate(self.messages):
-            for name in turn.model_extra or ():
-                yield f"messages[{i}].{name}"
 
     def conversation(self) -> Conversation:
         """Return it as chat templates know it, the system's text first."""

@@ -42,6 +42,7 @@ def create_app(
     limits: Limits | None = None,
     inspect: bool = False,
     private_stream: bool = False,
+    strict_requests: bool = False,
 ) -> FastAPI:
     """Make the application for a model.
 
@@ -54,8 +55,11 @@ def create_app(
         limits: bounds; None: the defaults.
         inspect: serve /inspect, which replays prompts and looks into them.
         private_stream: packets of no stream tell of its tokens, whether the client asks for it or not.
+        strict_requests: fields that nobody knows are refused, whether the client asks for it or not.
     """
-    service = Service(name, limits or Limits(), inspect=inspect, private_stream=private_stream)
+    service = Service(
+        name, limits or Limits(), inspect=inspect, private_stream=private_stream, strict_requests=strict_requests
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

@@ -164,7 +164,11 @@ async def _bug(request: Request, error: Exception) -> Response:
     return response
 
 
-_CODES = {"missing": "missing_required_parameter", "not_served": "unsupported_parameter"}
+_CODES = {
+    "missing": "missing_required_parameter",
+    "not_served": "unsupported_parameter",
+    "unknown": "unknown_parameter",
+}
 
 
 def from_validation(error: Mapping[str, Any]) -> InvalidRequestError:
@@ -172,7 +176,7 @@ def from_validation(error: Mapping[str, Any]) -> InvalidRequestError:
     context = cast(Mapping[str, Any], error.get("ctx") or {})
     param: str | None = context.get("param") or param_of(error["loc"])
     kind = str(error["type"])
-    if kind == "not_served":
+    if kind in ("not_served", "unknown"):
         message = str(error["msg"])
     elif kind == "missing":
         message = f"Missing required parameter: {param}" if param else "Missing body: send a JSON object"

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi.routing import APIRoute
@@ -19,6 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from pellucid.server.errors import HTTPError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from pellucid.server.service import Service
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,10 @@ class JSONRoute(APIRoute):
             return handler
 
         async def read_then_handle(request: Request) -> Response:
-            return await handler(_Parsed(request, await read_json(request, request.app.state.service.limits)))
+            service: Service = request.app.state.service
+            parsed = await read_json(request, service.limits)
+            if service.strict_requests and isinstance(parsed, dict):
+                parsed["strict"] = True
+            return await handler(_Parsed(request, parsed))
 
         return read_then_handle

@@ -1,13 +1,14 @@
 """What clients send: one schema per request, with the limits on each field.
 
 Law: data only, no engine and no I/O. `null` means the default for every optional field. A field nobody knows is kept
-and named in `warnings`; a field that would change the answer and is not served is refused, never ignored.
+and named in `warnings`, or refused where `strict` says so; a field that would change the answer and is not served is
+refused, never ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     AliasChoices,
@@ -130,6 +131,19 @@ class Schema(BaseModel):
         if len(fields) > MAX_FIELDS:
             raise PydanticCustomError("too_long", "an object with more than {most} fields", {"most": MAX_FIELDS})
         return {name: value for name, value in fields.items() if value is not None}
+
+    def unknown(self) -> Iterator[str]:
+        """Name the fields that nobody knows, here and in the objects inside: tools[0].function.colour."""
+        yield from self.model_extra or ()
+        for name, field in type(self).model_fields.items():
+            value, shown = getattr(self, name), field.alias or name
+            if isinstance(value, Schema):
+                yield from (f"{shown}.{inner}" for inner in value.unknown())
+            elif isinstance(value, list):
+                for i, item in enumerate(cast(list[Any], value)):
+                    if not isinstance(item, Schema):
+                        break  # items are all objects, or none is
+                    yield from (f"{shown}[{i}].{inner}" for inner in item.unknown())
 
 
 def _either(name: str) -> AliasChoices:
@@ -336,7 +350,28 @@ class Inspect(Schema):
     """That the autopsy of this request, on a server that keeps one, may show its text."""
 
 
-class Request(Schema):
+class Body(Schema):
+    """A body that is refused for fields nobody knows, if `strict` says so."""
+
+    strict: bool = False
+    """Ours: refuse fields that nobody knows, which are otherwise named in `warnings`."""
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Fields that are not served → the values that change nothing."""
+
+    @model_validator(mode="after")
+    def _refuse_what_is_unknown(self) -> Self:
+        if self.strict and (names := self._without_meaning()):
+            shown = ", ".join(repr(name[:64]) for name in names[:MAX_WARNINGS])
+            more = f" and {len(names) - MAX_WARNINGS} more" if len(names) > MAX_WARNINGS else ""
+            text = f"Unknown field{'s' * (len(names) > 1)}: {shown}{more}; leave out what nobody knows, or strict"
+            raise PydanticCustomError("unknown", "{text}", {"param": names[0][:64], "text": text})
+        return self
+
+    def _without_meaning(self) -> list[str]:
+        return [name for name in self.unknown() if name not in self.neutral]
+
+
+class Request(Body):
     """A request that warns of fields without meaning and refuses those that would change the answer."""
 
     inspect: Inspect | None = None
@@ -362,16 +397,13 @@ class Request(Schema):
 
     def warnings(self) -> list[str]:
         """Name the fields that had no meaning here; at most MAX_WARNINGS of them, and how many more."""
-        names = [name for name in self._unknown() if name not in self.neutral]
+        names = self._without_meaning()
         shown = [f"unknown field {name[:64]!r} was ignored" for name in names[:MAX_WARNINGS]]
         return (
             shown
             if len(names) <= MAX_WARNINGS
             else [*shown, f"{len(names) - MAX_WARNINGS} more unknown fields were ignored"]
         )
-
-    def _unknown(self) -> Iterator[str]:
-        yield from self.model_extra or ()
 
 
 class JSONSchemaFormat(Schema):
@@ -513,11 +545,6 @@ class GenerationRequest(Request):
             raise refuse("prompt_logprobs", "prompt_logprobs: come with an answer in one; leave out stream")
         return self
 
-    def _unknown(self) -> Iterator[str]:
-        yield from super()._unknown()
-        for name in self.stream_options.model_extra or ():
-            yield f"stream_options.{name}"
-
     def warnings(self) -> list[str]:
         """As of Request, and a stage that does nothing."""
         idle = any(stage == IDLE for _, stage in spelled_stages(self.samplers or ()))
@@ -634,12 +661,6 @@ class ChatRequest(Conversation, GenerationRequest):
             name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             raise refuse(name, f"{name}: a chat answer has at least 1 token")
         return self
-
-    def _unknown(self) -> Iterator[str]:
-        yield from super()._unknown()
-        for i, message in enumerate(self.messages):
-            for name in message.model_extra or ():
-                yield f"messages[{i}].{name}"
 
     def sampling(self) -> SamplingParams:
         """Return the parameters; without a limit the answer may run to the end of the context."""

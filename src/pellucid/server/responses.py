@@ -6,7 +6,7 @@ time, and whoever refers to an earlier response is told so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -180,12 +180,6 @@ class ResponsesRequest(Request):
         """As in Request, and that nothing is stored."""
         stored = ["store: nothing is stored on this server"] if (self.model_extra or {}).get("store") else []
         return stored + super().warnings()
-
-    def _unknown(self) -> Iterator[str]:
-        yield from super()._unknown()
-        for i, item in enumerate(self.input):
-            for name in item.model_extra or ():
-                yield f"input[{i}].{name}"
 
     def conversation(self) -> Conversation:
         """Return it as chat templates know it, the instructions first. Raises RequestError for tools that clash."""

@@ -47,6 +47,7 @@ def serve(
     limits: Limits | None = None,
     inspect: bool | None = None,
     private_stream: bool = False,
+    strict_requests: bool = False,
     check: Check | None = None,
     ready: Ready | None = None,
 ) -> None:
@@ -66,6 +67,7 @@ def serve(
         limits: bounds; None: the defaults.
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
         private_stream: packets of no stream tell of its tokens.
+        strict_requests: fields that nobody knows are refused, not only named in `warnings`.
         check: called on a thread with the host, the port and keys made for it, when the model is there and before
             /ready says so; what it raises ends the server.
         ready: told when requests are served.
@@ -88,6 +90,7 @@ def serve(
         limits=limits,
         inspect=is_loopback(host) if inspect is None else inspect,
         private_stream=private_stream,
+        strict_requests=strict_requests,
     )
     with bind(host, port) as listener:
         server = Server(app, None if certificate is None else certificate.context)

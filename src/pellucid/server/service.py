@@ -44,15 +44,23 @@ class Service:
     """One model being served."""
 
     def __init__(
-        self, name: str | None, limits: Limits, *, inspect: bool = False, private_stream: bool = False
+        self,
+        name: str | None,
+        limits: Limits,
+        *,
+        inspect: bool = False,
+        private_stream: bool = False,
+        strict_requests: bool = False,
     ) -> None:
         """Begin without a model; `attach` brings it, and its own name if `name` is None.
 
         `inspect`: keep records of steps for those who look.
         `private_stream`: every stream leaves as private.py says, not only those that ask for it.
+        `strict_requests`: a field that nobody knows is refused in every request, not only in those that ask for it.
         """
         self.name = name or ""
         self.private_stream = private_stream
+        self.strict_requests = strict_requests
         self.created = int(time.time())
         self.limits = limits
         self.draining = False

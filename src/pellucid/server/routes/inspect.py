@@ -31,7 +31,7 @@ from pellucid.probes.wire import plain
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import ErrorBody, HTTPError
 from pellucid.server.limits import JSONRoute
-from pellucid.server.openai import MAX_MESSAGES, Conversation, Message, Schema, TokenId, refuse
+from pellucid.server.openai import MAX_MESSAGES, Body, Conversation, Message, TokenId, refuse
 from pellucid.server.prompts import chat_prompt, encode_texts
 from pellucid.server.service import Service
 
@@ -92,7 +92,13 @@ class Traces:
             self._waiting -= 1
 
 
-class ReplayRequest(Schema):
+class Look(Body):
+    """A request of these routes, which nobody but ours has, so that an unknown field is a mistake."""
+
+    strict: bool = True
+
+
+class ReplayRequest(Look):
     """Body of POST /inspect/replay: a text, a conversation or ids, and how to answer."""
 
     model: str = Field(default="", max_length=512)
@@ -118,7 +124,7 @@ class ReplayRequest(Schema):
         return self
 
 
-class InfluenceRequest(Schema):
+class InfluenceRequest(Look):
     """Body of POST /inspect/influence."""
 
     id: str = Field(max_length=64)
@@ -126,7 +132,7 @@ class InfluenceRequest(Schema):
     by: Literal["section", "sentence", "word", "token"] = "sentence"
 
 
-class AblateRequest(Schema):
+class AblateRequest(Look):
     """Body of POST /inspect/ablate: what is other on the fork."""
 
     id: str = Field(max_length=64)
@@ -141,7 +147,7 @@ class AblateRequest(Schema):
     factor: float = Field(default=0.0, ge=-100, le=100)
 
 
-class CompareRequest(Schema):
+class CompareRequest(Look):
     """Body of POST /inspect/compare: two traces of the same tokens."""
 
     id: str = Field(max_length=64)

@@ -16,7 +16,8 @@ from typing_extensions import TypedDict
 from pellucid.errors import RequestError
 from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
-from pellucid.server.openai import MAX_MESSAGES, Conversation, Message, Schema, TokenId, refuse
+from pellucid.server.openai import MAX_MESSAGES, Conversation, Message, TokenId, refuse
+from pellucid.server.openai import Request as Asked
 from pellucid.server.prompts import chat_prompt, encode_texts
 from pellucid.server.service import Service
 from pellucid.server.shapes import spelling
@@ -26,7 +27,7 @@ router = APIRouter(route_class=JSONRoute, tags=["tokenizer"], responses={"defaul
 MAX_IDS = 1 << 20
 
 
-class TokenizeRequest(Conversation):
+class TokenizeRequest(Conversation, Asked):
     """Body of POST /tokenize: a text, or a conversation that the model's chat template writes."""
 
     model: str = Field(default="", max_length=512)
@@ -51,9 +52,10 @@ class Tokens(TypedDict):
     max_model_len: int
     tokens: list[int]
     token_strs: NotRequired[list[str]]
+    warnings: NotRequired[list[str]]
 
 
-class DetokenizeRequest(Schema):
+class DetokenizeRequest(Asked):
     """Body of POST /detokenize."""
 
     model: str = Field(default="", max_length=512)
@@ -64,6 +66,7 @@ class Text(TypedDict):
     """Answer of POST /detokenize."""
 
     prompt: str
+    warnings: NotRequired[list[str]]
 
 
 @router.post("/tokenize", responses={200: {"model": Tokens}})
@@ -81,6 +84,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     answer: Tokens = {"count": len(ids), "max_model_len": service.context, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [spelling(service.llm.tokenizer, token) for token in ids]
+    if warnings := body.warnings():
+        answer["warnings"] = warnings
     return JSONResponse(answer)
 
 
@@ -93,7 +98,10 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     if body.tokens and max(body.tokens) >= tokenizer.vocab_size:
         raise RequestError(f"tokens has an id outside 0..{tokenizer.vocab_size - 1}", param="tokens")
     text = await service.prepare(lambda: tokenizer.decode(body.tokens, skip_special=False), len(body.tokens))
-    return JSONResponse({"prompt": text})
+    answer: Text = {"prompt": text}
+    if warnings := body.warnings():
+        answer["warnings"] = warnings
+    return JSONResponse(answer)
 
 
 @router.get("/tokenizer_info")
