@@ -23,7 +23,7 @@ PROBES = {"probes.points", "probes.hub", "probes.frames"}
 MODEL = {*BASE, "formats", "graph", "models", "checkpoint"}
 SERVING = {*MODEL, "kv", "devices", "text", "sampling", "engine", "probes"}
 API = {*SERVING, "llm", "answers", "results"}
-TOP = {*API, "quantize", "bench", "server", "audit", "cli"}
+TOP = {*API, "quantize", "bench", "server", "audit", "pii", "cli"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv": {*BASE, "formats"},
     "devices": {*BASE, "formats", "graph", "models", "checkpoint", "kv"},
     "text": {*BASE, "models.tokens"},
+    "pii": BASE,
     "sampling": BASE,
     **dict.fromkeys(PROBES, BASE | PROBES),
     "engine": {*BASE, "formats", "graph", "models", "checkpoint", "kv", "devices", "text", "sampling", *PROBES},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "results": set(),
     "answers": SERVING | {"results"},
     "llm": API,
-    "server": API,
+    "server": API | {"pii"},
     "audit": {*MODEL, "server"},
     "cli": TOP,
     "": API,

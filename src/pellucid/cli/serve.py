@@ -17,6 +17,7 @@ from pellucid.cli.options import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
+    from pellucid.pii.find import Finder
     from pellucid.server.keys import Lent
 
 
@@ -91,6 +92,17 @@ def serve(
             help="Refuse requests with fields that nobody knows, instead of warning of them in the answer",
         ),
     ] = False,
+    pii: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PELLUCID_PII",
+            help="Hide personal data from the model: all, or kinds such as email,phone,card; needs pellucid[pii]",
+        ),
+    ] = None,
+    pii_region: Annotated[
+        str,
+        typer.Option(envvar="PELLUCID_PII_REGION", help="Of phone numbers without a country's code, such as US or DE"),
+    ] = "US",
     strict: Annotated[
         bool,
         typer.Option("--strict", envvar="PELLUCID_STRICT", help="Do not start if `pellucid audit` finds a High fault"),
@@ -182,6 +194,13 @@ def serve(
 
     notes: list[str] = []
     tls = ssl_certfile is not None
+    finder: Finder | None = None
+    if pii is not None:
+        from pellucid.pii.find import Finder
+        from pellucid.pii.kinds import NAMES
+
+        finder = Finder(NAMES if pii == "all" else pii.replace(" ", "").split(","), pii_region)
+        notes.append(f"  hidden from the model, as far as it is found: {', '.join(finder.names)}")
 
     def load() -> LLM:
         from pellucid.cli import verify
@@ -230,6 +249,7 @@ def serve(
         allowed_hosts=allowed_host or (),
         private_stream=private_stream,
         strict_requests=strict_requests,
+        pii=finder,
         limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),
         check=check if strict else None,
         ready=ready,

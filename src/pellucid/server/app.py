@@ -28,6 +28,7 @@ from pellucid.server.service import Service
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
+    from pellucid.pii.find import Finder
 
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -43,6 +44,7 @@ def create_app(
     inspect: bool = False,
     private_stream: bool = False,
     strict_requests: bool = False,
+    pii: Finder | None = None,
 ) -> FastAPI:
     """Make the application for a model.
 
@@ -56,9 +58,15 @@ def create_app(
         inspect: serve /inspect, which replays prompts and looks into them.
         private_stream: packets of no stream tell of its tokens, whether the client asks for it or not.
         strict_requests: fields that nobody knows are refused, whether the client asks for it or not.
+        pii: of the personal data that the model does not get to see; None: it sees all.
     """
     service = Service(
-        name, limits or Limits(), inspect=inspect, private_stream=private_stream, strict_requests=strict_requests
+        name,
+        limits or Limits(),
+        inspect=inspect,
+        private_stream=private_stream,
+        strict_requests=strict_requests,
+        pii=pii,
     )
 
     @asynccontextmanager

@@ -1,8 +1,9 @@
 """One request on its way: from parameters to sequences, from events to the text of each choice.
 
 Law: a `Generation` is one request; its choices number its prompts × n, prompt by prompt. Text leaves only through a
-Detokenizer. Every token that was generated is counted, and a logprob leaves with the text of its token, so nothing of a
-stop string shows. However a Generation ends, `close` leaves no sequence of it in the engine.
+Detokenizer. Every token that was generated is counted, and a logprob leaves with the text of its token, so nothing of
+a stop string shows. Personal data comes back last (pii/placeholders.py). However a Generation ends, `close` leaves no
+sequence of it in the engine.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing_extensions import TypedDict
 from pellucid.engine.events import Event, TokenEvent
 from pellucid.engine.sequence import Sequence as EngineSequence
 from pellucid.errors import EngineError, PellucidError
+from pellucid.pii.placeholders import Placeholders, Reveal
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import HTTPError, unavailable
 from pellucid.server.keys import ANYONE, Key
@@ -71,7 +73,12 @@ class Choice:
     """One answer that grows."""
 
     def __init__(
-        self, index: int, seq: EngineSequence, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None
+        self,
+        index: int,
+        seq: EngineSequence,
+        tokenizer: Tokenizer,
+        marks: Mapping[int, str] | None = None,
+        placeholders: Placeholders | None = None,
     ) -> None:
         """`marks`: the control tokens that show in the text, each as one character."""
         params = seq.params
@@ -96,9 +103,19 @@ class Choice:
         self._held: list[tuple[int, TokenEvent]] = []
         """Tokens whose text is not out yet, each with the place in the answer at which its text begins."""
         self._length = self._shown = 0
+        self._reveal = None if placeholders is None else Reveal(placeholders)
 
     def take(self, event: Event) -> Piece | None:
         """Return what the event brings out, if anything. Raises the error that an event carries."""
+        piece = self._taken(event)
+        if piece is None or self._reveal is None:
+            return piece
+        piece.text = self._reveal.push(piece.text)
+        if piece.finish_reason is not None:
+            piece.text += self._reveal.finish()
+        return piece if piece.text or piece.finish_reason is not None else None
+
+    def _taken(self, event: Event) -> Piece | None:
         if isinstance(event, TokenEvent):
             return self._token(event)
         if event.reason == "error":
@@ -174,6 +191,7 @@ class Generation:
         lives: Lives | None = None,
         shown: bool = False,
         reads: Reads | None = None,
+        placeholders: Placeholders | None = None,
     ) -> None:
         """Make the sequences; `start` submits them.
 
@@ -190,6 +208,7 @@ class Generation:
             deadline: seconds that the whole may take; 0: no limit.
             matcher: of params.grammar.
             pooling: make embeddings of the prompts; None: none.
+            placeholders: of the personal data in the prompts, which answers get back.
             began: when the request came, of time.monotonic(); None: now.
         """
         self.id = id
@@ -220,7 +239,7 @@ class Generation:
             )
         ]
         marks = None if reads is None else reads.marks.shown
-        self.choices = [Choice(i, seq, tokenizer, marks) for i, seq in enumerate(sequences)]
+        self.choices = [Choice(i, seq, tokenizer, marks, placeholders) for i, seq in enumerate(sequences)]
         self._of: dict[str, Choice] = {choice.seq.id: choice for choice in self.choices}
         self._events: list[Event] = []
         self._news = asyncio.Event()

@@ -132,6 +132,6 @@ class JSONRoute(APIRoute):
             parsed = await read_json(request, service.limits)
             if service.strict_requests and isinstance(parsed, dict):
                 parsed["strict"] = True
-            return await handler(_Parsed(request, parsed))
+            return await handler(_Parsed(request, await service.hide(parsed, request.scope)))
 
         return read_then_handle

@@ -6,7 +6,7 @@ asyncio side. No label holds anything that a client sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -61,6 +61,12 @@ class Metrics:
             ["model_name", "code"],
             registry=self._registry,
         )
+        self._hidden = Counter(
+            PREFIX + "pii_hidden",
+            "Values of personal data in requests for which a placeholder stood, by kind.",
+            ["model_name", "kind"],
+            registry=self._registry,
+        )
         for reason in ("stop", "length", "abort", "error"):
             self._ended.labels(model, reason)
         self._registry.register(_EngineCounts(engine, model))
@@ -90,6 +96,11 @@ class Metrics:
     def rejected(self, code: str) -> None:
         """Record that a request was turned away."""
         self._rejected.labels(self._model, code).inc()
+
+    def hidden(self, counts: Mapping[str, int]) -> None:
+        """Record how many values of each kind of personal data a request held."""
+        for kind, count in counts.items():
+            self._hidden.labels(self._model, kind).inc(count)
 
     def render(self) -> bytes:
         """Return everything in Prometheus's text format."""

@@ -62,6 +62,11 @@ async def prompt_ids(
         except RequestError as error:
             error.param = param
             raise
+    elif service.pii is not None:
+        raise RequestError(
+            f"{param}: this server hides personal data from the model (--pii), which takes text; send no token ids",
+            param=param,
+        )
     size = service.llm.tokenizer.vocab_size
     for i, prompt in enumerate(ids):
         if not prompt:

@@ -26,6 +26,7 @@ from pellucid.server.transport import Server, bind
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
+    from pellucid.pii.find import Finder
 
 Ready = Callable[["LLM", str, int], None]
 """Called with the model, the host and the port, as soon as requests are served."""
@@ -48,6 +49,7 @@ def serve(
     inspect: bool | None = None,
     private_stream: bool = False,
     strict_requests: bool = False,
+    pii: Finder | None = None,
     check: Check | None = None,
     ready: Ready | None = None,
 ) -> None:
@@ -68,6 +70,7 @@ def serve(
         inspect: serve /inspect; None: on loopback only, for prompts are sensitive and looking into them is costly.
         private_stream: packets of no stream tell of its tokens.
         strict_requests: fields that nobody knows are refused, not only named in `warnings`.
+        pii: of the personal data that the model does not get to see; None: it sees all.
         check: called on a thread with the host, the port and keys made for it, when the model is there and before
             /ready says so; what it raises ends the server.
         ready: told when requests are served.
@@ -91,6 +94,7 @@ def serve(
         inspect=is_loopback(host) if inspect is None else inspect,
         private_stream=private_stream,
         strict_requests=strict_requests,
+        pii=pii,
     )
     with bind(host, port) as listener:
         server = Server(app, None if certificate is None else certificate.context)

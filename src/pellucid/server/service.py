@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pellucid.engine.lives import Lives
 from pellucid.engine.steps import StepRing
 from pellucid.engine.watchdog import Watchdog
-from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError
+from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError, RequestError
+from pellucid.pii.placeholders import Placeholders, texts_of
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.allowance import Allowances, Reserved
 from pellucid.server.choices import Generation
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pellucid.engine.pooling import PoolingKind
     from pellucid.engine.worker import Worker
     from pellucid.llm import LLM
+    from pellucid.pii.find import Finder
     from pellucid.text.read import Reads
 
 T = TypeVar("T")
@@ -51,16 +53,19 @@ class Service:
         inspect: bool = False,
         private_stream: bool = False,
         strict_requests: bool = False,
+        pii: Finder | None = None,
     ) -> None:
         """Begin without a model; `attach` brings it, and its own name if `name` is None.
 
         `inspect`: keep records of steps for those who look.
         `private_stream`: every stream leaves as private.py says, not only those that ask for it.
         `strict_requests`: a field that nobody knows is refused in every request, not only in those that ask for it.
+        `pii`: of the personal data that the model does not get to see; None: it sees all.
         """
         self.name = name or ""
         self.private_stream = private_stream
         self.strict_requests = strict_requests
+        self.pii = pii
         self.created = int(time.time())
         self.limits = limits
         self.draining = False
@@ -177,6 +182,16 @@ class Service:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
+    async def hide(self, body: Any, scope: MutableMapping[str, Any]) -> Any:
+        """Put placeholders for the personal data in a request's body, if the server does; `scope` gets to know them."""
+        if self.pii is None:
+            return body
+        placeholders = scope["placeholders"] = Placeholders(self.pii)
+        hidden = await self.prepare(lambda: placeholders.hide(body), sum(map(len, texts_of(body))))
+        if self._metrics is not None:
+            self._metrics.hidden(placeholders.counts)
+        return hidden
+
     async def generation(
         self,
         id: str,
@@ -190,6 +205,7 @@ class Service:
         shown: bool = False,
         reads: Reads | None = None,
         pooling: PoolingKind | None = None,
+        placeholders: Placeholders | None = None,
     ) -> Generation:
         """Make the generation of one admitted request; it is live from `start` to `close`.
 
@@ -204,6 +220,11 @@ class Service:
                 "priority: one below 0 goes before other clients, which needs the scope admin; give 0 or more",
                 status=403,
                 code="insufficient_scope",
+            )
+        if placeholders is not None and (params.logprobs is not None or params.prompt_logprobs is not None):
+            raise RequestError(
+                "logprobs: tokens would show what this server hides of personal data (--pii); leave them out",
+                param="logprobs",
             )
         matcher = None
         if params.unspelled is not None:
@@ -227,6 +248,7 @@ class Service:
             lives=self._lives,
             shown=shown,
             reads=reads,
+            placeholders=placeholders,
         )
 
     def start(self, generation: Generation) -> None:

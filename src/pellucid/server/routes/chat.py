@@ -37,6 +37,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         priority=body.priority,
         salt=body.cache_salt,
         began=request.scope["began"],
+        placeholders=request.scope.get("placeholders"),
         shown=body.inspect is not None,
         reads=reads,
     )

@@ -8,6 +8,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from pellucid.pii.placeholders import Placeholders
 from pellucid.server.errors import ErrorBody
 from pellucid.server.limits import JSONRoute
 from pellucid.server.openai import CompletionRequest
@@ -27,6 +28,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service.check_model(body.model)
     service.admit(body.n * len(body.prompt))
     prompts = await prompt_ids(service, body.prompt, add_special=body.add_special_tokens)
+    placeholders: Placeholders | None = request.scope.get("placeholders")
     generation = await service.generation(
         f"cmpl-{uuid4().hex}",
         prompts,
@@ -35,6 +37,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         priority=body.priority,
         salt=body.cache_salt,
         began=request.scope["began"],
+        placeholders=placeholders,
         shown=body.inspect is not None,
     )
     shape = CompletionShape(
@@ -48,6 +51,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     )
     if body.echo:
         texts = [prompt_text(service.llm, body, i, ids) for i, ids in enumerate(prompts)]
+        if placeholders is not None:
+            texts = [placeholders.show_text(text) for text in texts]
         for choice in generation.choices:
             prompt = choice.index // body.n
             scores = choice.seq.prompt_logprobs  # the engine fills this very list before the first token

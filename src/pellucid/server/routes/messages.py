@@ -33,6 +33,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
         params,
         key=request.scope["key"],
         began=request.scope["began"],
+        placeholders=request.scope.get("placeholders"),
         shown=body.inspect is not None,
         reads=reads,
     )

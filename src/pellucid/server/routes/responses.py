@@ -34,6 +34,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         params,
         key=request.scope["key"],
         began=request.scope["began"],
+        placeholders=request.scope.get("placeholders"),
         shown=body.inspect is not None,
         reads=reads,
     )
