@@ -27,10 +27,10 @@ void check(bool truth, const char* what) {
 
 pellucid::SampleState make_state(
     float temperature, int64_t top_k, uint64_t top_p, float min_x, std::vector<int32_t> edits,
-    std::vector<int32_t> cuts, double top_n_sigma, uint64_t typical_p, uint64_t xtc_probability,
-    uint64_t xtc_threshold, double dynatemp_low, double dynatemp_high, double dynatemp_exponent,
-    float repetition, float presence, float frequency, double dry_multiplier, double dry_base,
-    int64_t dry_allowed, int64_t dry_most, int64_t dry_window,
+    std::vector<int32_t> cuts, bool plain, bool processed, double top_n_sigma, uint64_t typical_p,
+    uint64_t xtc_probability, uint64_t xtc_threshold, double dynatemp_low, double dynatemp_high,
+    double dynatemp_exponent, float repetition, float presence, float frequency, double dry_multiplier,
+    double dry_base, int64_t dry_allowed, int64_t dry_most, int64_t dry_window,
     std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> dry_breakers, uint64_t seed,
     uint32_t choice, int32_t logprobs, int64_t held_until, std::vector<int32_t> held_ids,
     const std::vector<int32_t>& bias_ids, const std::vector<float>& bias_values,
@@ -40,6 +40,7 @@ pellucid::SampleState make_state(
   check(only_ids.empty() || (only_ids[0] >= 0 &&
                              std::is_sorted(only_ids.begin(), only_ids.end(), std::less_equal<int32_t>())),
         "only_ids are not ascending, each once");
+  check(!processed || (logprobs >= 0 && !plain), "processed logprobs are not asked for");
   check(logprobs <= pellucid::kMaxLogprobs, "more logprobs than kMaxLogprobs");
   for (const int32_t cut : cuts) check(cut >= 0 && cut < pellucid::kStages, "a stage has no such number");
   for (const int32_t edit : edits)
@@ -51,6 +52,8 @@ pellucid::SampleState make_state(
   s.min_x = min_x;
   s.edits = std::move(edits);
   s.cuts = std::move(cuts);
+  s.plain = plain;
+  s.processed = processed;
   s.top_n_sigma = top_n_sigma;
   s.typical_p = typical_p;
   s.xtc_probability = xtc_probability;
@@ -140,12 +143,12 @@ void bind_sample(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<pellucid::SampleState>(m, "SampleState")
       .def_static("make", &make_state, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_x"_a,
-                  "edits"_a, "cuts"_a, "top_n_sigma"_a, "typical_p"_a, "xtc_probability"_a, "xtc_threshold"_a,
-                  "dynatemp_low"_a, "dynatemp_high"_a, "dynatemp_exponent"_a, "repetition"_a, "presence"_a,
-                  "frequency"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed"_a, "dry_most"_a,
-                  "dry_window"_a, "dry_breakers"_a, "seed"_a, "choice"_a, "logprobs"_a, "held_until"_a,
-                  "held_ids"_a, "bias_ids"_a, "bias_values"_a, "only_ids"_a, "bad_ids"_a, "penalized"_a,
-                  "window"_a, "prompt"_a)
+                  "edits"_a, "cuts"_a, "plain"_a, "processed"_a, "top_n_sigma"_a, "typical_p"_a,
+                  "xtc_probability"_a, "xtc_threshold"_a, "dynatemp_low"_a, "dynatemp_high"_a,
+                  "dynatemp_exponent"_a, "repetition"_a, "presence"_a, "frequency"_a, "dry_multiplier"_a,
+                  "dry_base"_a, "dry_allowed"_a, "dry_most"_a, "dry_window"_a, "dry_breakers"_a, "seed"_a,
+                  "choice"_a, "logprobs"_a, "held_until"_a, "held_ids"_a, "bias_ids"_a, "bias_values"_a,
+                  "only_ids"_a, "bad_ids"_a, "penalized"_a, "window"_a, "prompt"_a)
       .def(
           "push", [](pellucid::SampleState& state, int32_t token) { state.push(token, true); }, "token"_a)
       .def("allow", &allow, "bits"_a)

@@ -396,9 +396,45 @@ struct Run {
   }
 };
 
+// Natural log of softmax: from the exact mass of the row, so that its bits depend on the row only.
+struct LogSoftmax {
+  double best, norm;
+  LogSoftmax(const float* v, int64_t n, float top)
+      : best(top), norm(std::log(static_cast<double>(total_weight(v, n, top))) - kLogWeightOne) {}
+  float of(float value) const { return static_cast<float>(static_cast<double>(value) - best - norm); }
+};
+
+// The `wanted` largest of v, the lower id first among equals; places that are not filled get -1.
+void top_tokens(const float* v, int64_t n, int32_t wanted, const LogSoftmax& log, int32_t* ids,
+                float* logprobs) {
+  float best[kMaxLogprobs];
+  int have = 0;
+  for (int64_t i = 0; i < n && wanted > 0; ++i) {
+    if (have == wanted && !(v[i] > best[have - 1])) continue;
+    int at = have < wanted ? have++ : have - 1;
+    for (; at > 0 && v[i] > best[at - 1]; --at) best[at] = best[at - 1], ids[at] = ids[at - 1];
+    best[at] = v[i];
+    ids[at] = static_cast<int32_t>(i);
+  }
+  for (int j = 0; j < have; ++j) logprobs[j] = log.of(best[j]);
+  for (int j = have; j < kMaxLogprobs; ++j) ids[j] = -1, logprobs[j] = -kInf;
+}
+
+// Where the logprobs of what is drawn from go.
+struct Report {
+  int32_t wanted;
+  float* own;
+  int32_t* ids;
+  float* logprobs;
+
+  void end(int32_t have) const {
+    for (int32_t j = have; j < kMaxLogprobs; ++j) ids[j] = -1, logprobs[j] = -kInf;
+  }
+};
+
 // Stages in any order: all that can come to weigh something is sorted. -1: an edit left nothing.
 int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float best, int64_t position,
-                      Scratch& scratch) {
+                      Scratch& scratch, const Report& report) {
   const bool edits = std::any_of(s.cuts.begin(), s.cuts.end(), [](int32_t cut) { return cut >= kPenalties; });
   // What is further from the best weighs nothing, unless a temperature above 1 comes, from where another is
   // best.
@@ -452,11 +488,19 @@ int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float b
           run.exclude(s);
     }
   const uint64_t bits = philox_bits53(s.seed, s.choice, static_cast<uint64_t>(position), 0);
-  const uint64_t target = share53(bits, run.total());
-  uint64_t sum = 0;
-  for (size_t i = run.first; i < run.end; ++i)
-    if ((sum += run.w[i]) > target) return id_of(keys[i]);
-  return id_of(keys[run.first]);
+  const uint64_t total = run.total(), target = share53(bits, total);
+  size_t drawn = run.first;
+  for (uint64_t sum = run.w[drawn]; sum <= target && drawn + 1 < run.end;) sum += run.w[++drawn];
+  if (s.processed) {
+    const double norm = std::log(static_cast<double>(total));
+    auto log = [&](size_t i) { return static_cast<float>(std::log(static_cast<double>(run.w[i])) - norm); };
+    *report.own = log(drawn);
+    int32_t have = 0;
+    for (size_t i = run.first; i < run.end && have < report.wanted && run.w[i] > 0; ++i, ++have)
+      report.ids[have] = id_of(keys[i]), report.logprobs[have] = log(i);
+    report.end(have);
+  }
+  return id_of(keys[drawn]);
 }
 
 // The row after edits, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes it.
@@ -493,33 +537,9 @@ SampleStatus unfit(float best) {
   return best == -kInf ? kAllBanned : kSampleOk;
 }
 
-// Natural log of softmax: from the exact mass of the row, so that its bits depend on the row only.
-struct LogSoftmax {
-  double best, norm;
-  LogSoftmax(const float* v, int64_t n, float top)
-      : best(top), norm(std::log(static_cast<double>(total_weight(v, n, top))) - kLogWeightOne) {}
-  float of(float value) const { return static_cast<float>(static_cast<double>(value) - best - norm); }
-};
-
-// The `wanted` largest of v, the lower id first among equals; places that are not filled get -1.
-void top_tokens(const float* v, int64_t n, int32_t wanted, const LogSoftmax& log, int32_t* ids,
-                float* logprobs) {
-  float best[kMaxLogprobs];
-  int have = 0;
-  for (int64_t i = 0; i < n && wanted > 0; ++i) {
-    if (have == wanted && !(v[i] > best[have - 1])) continue;
-    int at = have < wanted ? have++ : have - 1;
-    for (; at > 0 && v[i] > best[at - 1]; --at) best[at] = best[at - 1], ids[at] = ids[at - 1];
-    best[at] = v[i];
-    ids[at] = static_cast<int32_t>(i);
-  }
-  for (int j = 0; j < have; ++j) logprobs[j] = log.of(best[j]);
-  for (int j = have; j < kMaxLogprobs; ++j) ids[j] = -1, logprobs[j] = -kInf;
-}
-
 // Draws from v, whose largest logit is `best`.
 SampleStatus sample_row(const float* v, int64_t n, float best, const SampleState& s, int64_t position,
-                        Scratch& scratch, int32_t& token) {
+                        Scratch& scratch, const Report& report, int32_t& token) {
   const float* row = edit(v, n, s, position, scratch);
   if (row != v) {
     best = largest(row, n);
@@ -528,10 +548,17 @@ SampleStatus sample_row(const float* v, int64_t n, float best, const SampleState
   }
   if (s.temperature == 0.0f) {
     token = static_cast<int32_t>(first_equal(row, n, best));
+    if (s.processed) {
+      const LogSoftmax log(row, n, best);
+      *report.own = log.of(row[token]);
+      top_tokens(row, n, report.wanted, log, report.ids, report.logprobs);
+      report.end(static_cast<int32_t>(std::find(report.logprobs, report.logprobs + kMaxLogprobs, -kInf) -
+                                      report.logprobs));
+    }
     return kSampleOk;
   }
-  if (!s.cuts.empty()) {
-    token = draw_in_order(s, row, n, best, position, scratch);
+  if (!s.plain) {
+    token = draw_in_order(s, row, n, best, position, scratch, report);
     return token < 0 ? kAllBanned : kSampleOk;
   }
   scratch.x.resize(static_cast<size_t>(n));
@@ -577,14 +604,16 @@ void sample_rows(const float* logits, int64_t vocab, const SampleState* const* s
       out.tokens[i] = -1;
       out.logprobs[i] = 0.0f;
       const float top = largest(v, vocab);
+      const bool told = s.logprobs >= 0;
+      const Report report{s.logprobs, out.logprobs + i, told ? out.top_ids + i * kMaxLogprobs : nullptr,
+                          told ? out.top_logprobs + i * kMaxLogprobs : nullptr};
       out.status[i] = unfit(top);
       if (out.status[i] == kSampleOk)
-        out.status[i] = sample_row(v, vocab, top, s, positions[i], scratch, out.tokens[i]);
-      if (out.status[i] != kSampleOk || s.logprobs < 0) continue;
+        out.status[i] = sample_row(v, vocab, top, s, positions[i], scratch, report, out.tokens[i]);
+      if (out.status[i] != kSampleOk || !told || s.processed) continue;
       const LogSoftmax log(v, vocab, top);
-      out.logprobs[i] = log.of(v[out.tokens[i]]);
-      top_tokens(v, vocab, s.logprobs, log, out.top_ids + i * kMaxLogprobs,
-                 out.top_logprobs + i * kMaxLogprobs);
+      *report.own = log.of(v[out.tokens[i]]);
+      top_tokens(v, vocab, s.logprobs, log, report.ids, report.logprobs);
     }
   };
   if (pool && n > 1)

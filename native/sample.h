@@ -42,11 +42,13 @@ struct SampleState {
   uint64_t top_p = 0;          // share in units of 2^-53; 2^53: all
   float min_x = 0.0f;          // log(min_p); -inf: all
   std::vector<int32_t> edits;  // kPenalties and kDry, as far as they come before all else, in order
-  // The stages behind these that are on, in order, where they are others than temperature, top_k, top_p,
-  // min_p in this order; else empty.
-  std::vector<int32_t> cuts;
-  double top_n_sigma = 0.0;                         // 0: off
-  uint64_t typical_p = 0;                           // share in units of 2^-53
+  std::vector<int32_t> cuts;   // the stages behind these that are on, in order
+  // Cuts are some of temperature (not a dynamic one), top_k, top_p, min_p in this order, and nobody asks for
+  // what is left.
+  bool plain = true;
+  bool processed = false;    // logprobs are of what is left to draw from, not of the model
+  double top_n_sigma = 0.0;  // 0: off
+  uint64_t typical_p = 0;    // share in units of 2^-53
   uint64_t xtc_probability = 0, xtc_threshold = 0;  // the same
   double dynatemp_low = 0.0, dynatemp_high = 0.0;   // equal: the temperature is `temperature`
   double dynatemp_exponent = 1.0;

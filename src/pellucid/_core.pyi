@@ -104,6 +104,8 @@ class SampleState:
         min_x: float,
         edits: Sequence[int],
         cuts: Sequence[int],
+        plain: bool,
+        processed: bool,
         top_n_sigma: float,
         typical_p: int,
         xtc_probability: int,

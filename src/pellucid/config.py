@@ -13,6 +13,7 @@ from typing import Literal
 from pellucid.errors import ConfigError
 
 KVFormatName = Literal["f16", "q8_0"]
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512", "amx")
 _WHOLE = {
     "threads": True,
@@ -61,6 +62,8 @@ class EngineConfig:
     """Keep the pages of finished sequences for prompts that begin alike."""
     seed: int | None = None
     """Seed of requests that bring none; None: drawn from the system and recorded on the request."""
+    logprobs_mode: str = "raw_logprobs"
+    """What the logprobs of requests that do not say describe: the model, or what was drawn from."""
     isa: str | None = None
     """Instruction set of the kernels; None: PELLUCID_ISA or the best this processor has."""
     reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
@@ -72,6 +75,11 @@ class EngineConfig:
             raise ConfigError(f"kv={self.kv!r} is not a KV-cache format; choose f16 or q8_0", param="kv")
         if self.isa is not None and self.isa not in ISAS:
             raise ConfigError(f"isa={self.isa!r} is not known; choose one of {', '.join(ISAS)}", param="isa")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ConfigError(
+                f"logprobs_mode={self.logprobs_mode!r} is not known; choose {' or '.join(LOGPROBS_MODES)}",
+                param="logprobs_mode",
+            )
         limits = {
             "threads": (1, 256),
             "ctx": (16, 1 << 24),
@@ -97,7 +105,7 @@ class EngineConfig:
             value = getattr(self, name)
             if type(value) is not int and not (optional and value is None):
                 raise ConfigError(f"{name}={value!r} is not a whole number", param=name)
-        for name in ("model", "kv", "isa"):
+        for name in ("model", "kv", "logprobs_mode", "isa"):
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "isa" and value is None):
                 raise ConfigError(f"{name}={value!r} is not a string", param=name)

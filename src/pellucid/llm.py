@@ -80,6 +80,8 @@ class LLM:
         max_itl_ms: milliseconds between two tokens of an answer; steps have only the rows that fit. None: no bound.
         prefix_cache: keep keys and values of finished prompts for those that begin alike.
         seed: seed of requests that bring none; None: drawn for each, and recorded on its result.
+        logprobs_mode: what logprobs describe, unless a request says: raw_logprobs (the model) or processed_logprobs
+            (what was drawn from, after every sampling stage).
         isa: "scalar", "avx2", "avx2_vnni", "avx512" or "amx"; None: the best this processor has.
         progress: say on stderr what is pulled and loaded; None: when stderr is a terminal.
 
@@ -114,6 +116,7 @@ class LLM:
         max_itl_ms: int | None = None,
         prefix_cache: bool = True,
         seed: int | None = None,
+        logprobs_mode: str = "raw_logprobs",
         isa: str | None = None,
         progress: bool | None = None,
     ) -> None:
@@ -136,6 +139,7 @@ class LLM:
             max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,
             seed=seed,
+            logprobs_mode=logprobs_mode,
             isa=isa,
         )
         path = resolve(config.model, progress=_shown(progress))

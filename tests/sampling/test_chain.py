@@ -118,6 +118,40 @@ def test_native_equals_the_definition_over_thousands_of_random_rows():
     assert 0 < refused < 600
 
 
+def test_processed_logprobs_are_those_of_what_is_drawn_from():
+    rng = np.random.default_rng(8)
+    told = 0
+    for case in range(1500):
+        logits, params, rest = random_case(rng)
+        wanted = int(rng.integers(0, 21))
+        picks = native(logits, replace(params, logprobs=wanted, logprobs_mode="processed_logprobs"), **rest)
+        prompt = rest["prompt"]
+        key = {"seed": rest["seed"], "choice": rest["choice"], "end_ids": rest["end_ids"]}
+        try:
+            after = chain.log_drawn(logits, params, tokens=[*prompt, *rest["output"]], prompt_len=len(prompt), **key)
+        except EngineError:
+            continue
+        token = picks.token(0, position=0)
+        own, top = picks.logprobs(0, token, wanted)
+        assert own == after[token] > -np.inf, (case, params)
+        expected = [value for value in np.sort(after)[::-1][:wanted] if value > -np.inf]
+        assert [value for _, value in top[: len(expected)]] == expected, (case, params)
+        assert all(after[id] == value for id, value in top)
+        assert len(top) == len(dict(top)) <= len(expected) + 1
+        assert abs(np.exp(after.astype(np.float64)).sum() - 1) < 1e-4
+        told += 1
+    assert told > 1300
+
+
+def test_processed_logprobs_change_no_token():
+    rng = np.random.default_rng(9)
+    for _ in range(300):
+        logits, params, rest = random_case(rng)
+        more = replace(params, logprobs=2, logprobs_mode="processed_logprobs")
+        raw, after = native(logits, params, **rest), native(logits, more, **rest)
+        assert (raw.tokens, raw.status) == (after.tokens, after.status)
+
+
 def test_a_big_vocabulary_agrees():
     rng = np.random.default_rng(11)
     vocab = 151_936

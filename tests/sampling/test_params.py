@@ -32,6 +32,7 @@ from pellucid.sampling.params import SAMPLERS, SamplingParams
         ("bad_words", [""]),
         ("bad_words", [5]),
         ("bad_words", ["x" * 257]),
+        ("logprobs_mode", "raw_logits"),
         ("samplers", 5),
         ("samplers", ["nonsense"]),
         ("samplers", ["top_k", 3]),

@@ -6,6 +6,7 @@ Law: `COMPLAINTS` is the list; a sentence of it has its tests, and a test here i
 from __future__ import annotations
 
 import json
+import math
 import socket
 import sys
 import threading
@@ -312,7 +313,9 @@ def test_prompt_logprobs_are_computed_in_bounded_memory(real: Live, monkeypatch:
 def test_logprobs_say_which_distribution_they_describe(real: Live) -> None:
     body = {"prompt": TEXT, "max_tokens": 6, "logprobs": 5, "seed": 5}
     chain = {"temperature": 1.7, "top_k": 3, "top_p": 0.9, "presence_penalty": 1.5, "logit_bias": {"42": 5}}
-    answer = real.post(COMPLETIONS, body | chain).json()["choices"][0]
+    whole = real.post(COMPLETIONS, body | chain).json()
+    answer = whole["choices"][0]
+    assert whole["logprobs_mode"] == "raw_logprobs"
     named = real.post(COMPLETIONS, body | chain | {"logprobs_mode": "raw_logprobs"}).json()
     assert named["choices"][0] == answer and "warnings" not in named
     # Raw: as the model without any sampling stage scores the same tokens.
@@ -320,8 +323,14 @@ def test_logprobs_say_which_distribution_they_describe(real: Live) -> None:
     said = answer["logprobs"]
     plain = scored(real, ids + ids_of(real, said["tokens"]), logprobs=5)[len(ids) :]
     assert plain == list(zip(said["token_logprobs"], said["top_logprobs"], strict=True))
-    schemas = real.http.get("/openapi.json").json()["components"]["schemas"]
-    assert "distribution" in schemas["ChatLogprobs"]["description"]
+    # After the chain, they are of the three tokens that top_k left.
+    drawn = real.post(COMPLETIONS, body | chain | {"logprobs_mode": "processed_logprobs"}).json()
+    assert drawn["logprobs_mode"] == "processed_logprobs"
+    after = drawn["choices"][0]["logprobs"]
+    assert after["tokens"] == said["tokens"]
+    for value, top in zip(after["token_logprobs"], after["top_logprobs"], strict=True):
+        assert value in top.values() and 1 <= len(top) <= 3
+        assert sum(math.exp(one) for one in top.values()) == pytest.approx(1, abs=1e-5)
 
 
 def test_stop_strings_never_leak_across_token_borders(live: Live) -> None:

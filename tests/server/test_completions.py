@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from serving import Live
-from toymodel import BOT, EOS
+from serving import Live, running
+from toymodel import BOT, EOS, toy_llm
 
 PATH = "/v1/completions"
 
@@ -115,6 +115,33 @@ def test_bad_words_are_kept_out(live: Live) -> None:
         assert text and not any(word.strip() in text for word in words)
     nothing = live.post(PATH, ask("a>", bad_words=["b", "c"], allowed_token_ids=[99, 98]))
     assert nothing.status_code == 400 and nothing.json()["error"]["param"] == "allowed_token_ids"
+
+
+def test_logprobs_say_what_they_describe(live: Live) -> None:
+    body = ask("a>", temperature=2, top_k=1, max_tokens=3, logprobs=3)
+    answer = live.post(PATH, body).json()
+    raw = answer["choices"][0]["logprobs"]
+    assert answer["logprobs_mode"] == "raw_logprobs" and len(raw["top_logprobs"][0]) == 3
+    assert raw["token_logprobs"][0] < 0
+    answer = live.post(PATH, body | {"logprobs_mode": "processed_logprobs"}).json()
+    after = answer["choices"][0]["logprobs"]
+    assert answer["logprobs_mode"] == "processed_logprobs"
+    assert after["token_logprobs"] == [0.0] * 3 and [len(top) for top in after["top_logprobs"]] == [1] * 3
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 2}
+    chunks = live.events("/v1/chat/completions", chat)
+    assert all(chunk["logprobs_mode"] == "raw_logprobs" for chunk in chunks)
+    assert "logprobs_mode" not in live.post(PATH, ask("a>")).json()
+    wrong = live.post(PATH, body | {"logprobs_mode": "raw_logits"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "logprobs_mode"
+
+
+def test_the_server_says_what_logprobs_describe_unless_a_request_does() -> None:
+    body = ask("a>", temperature=2, top_k=1, max_tokens=1, logprobs=2)
+    with toy_llm(logprobs_mode="processed_logprobs") as llm, running(llm) as live:
+        after = live.post(PATH, body).json()
+        raw = live.post(PATH, body | {"logprobs_mode": "raw_logprobs"}).json()
+    assert after["logprobs_mode"] == "processed_logprobs" and raw["logprobs_mode"] == "raw_logprobs"
+    assert after["choices"][0]["logprobs"]["token_logprobs"] == [0.0] > raw["choices"][0]["logprobs"]["token_logprobs"]
 
 
 def test_dry_does_not_repeat_itself(live: Live) -> None:

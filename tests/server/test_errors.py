@@ -134,7 +134,6 @@ NOT_SERVED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"repetition_penalty": 1.1, "repeat_penalty": 1.1}, "repeat_penalty"),
     (TEXT, {"sampler_order": [6, 0, 1]}, "sampler_order"),
     (TEXT, {"n_probs": 3}, "n_probs"),
-    (TEXT, {"logprobs_mode": "processed_logprobs"}, "logprobs_mode"),
 ]
 
 

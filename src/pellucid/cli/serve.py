@@ -171,6 +171,13 @@ def serve(
     seed: Annotated[
         int | None, typer.Option(envvar="PELLUCID_SEED", help="Seed of requests that bring none; default: drawn")
     ] = None,
+    logprobs_mode: Annotated[
+        str,
+        typer.Option(
+            envvar="PELLUCID_LOGPROBS_MODE",
+            help="What logprobs describe, unless a request says: raw_logprobs (the model) or processed_logprobs",
+        ),
+    ] = "raw_logprobs",
     deadline: Annotated[
         float,
         typer.Option(envvar="PELLUCID_DEADLINE", help="Seconds that one request may take; 0: no limit", min=0),
@@ -220,6 +227,7 @@ def serve(
             max_itl_ms=max_itl_ms,
             prefix_cache=prefix_cache,
             seed=seed,
+            logprobs_mode=logprobs_mode,
         )
         notes.extend(memory_lines(llm))
         if (result := verify.of(llm)) is not None:

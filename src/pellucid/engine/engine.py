@@ -208,7 +208,9 @@ class Engine:
         answer = params.max_tokens if params.max_tokens is not None else self.context - seq.prompt_len
         seq.limit = seq.prompt_len + answer
         seq.root = self.pool.root(seq.tenant, seq.salt)
-        seq.sampler = self.sampler.state(params, seq.seed, seq.choice, seq.tokens, seq.end_ids)
+        seq.sampler = self.sampler.state(
+            params, seq.seed, seq.choice, seq.tokens, seq.end_ids, self.config.logprobs_mode
+        )
         seq.arrival = self._arrivals
         self._arrivals += 1
         self._seqs[seq.id] = seq

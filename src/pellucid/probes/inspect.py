@@ -62,7 +62,7 @@ def inspect(
     if params is not None and params.n != 1:
         raise RequestError("a trace is of one answer; give n=1", param="n")
     ids = ids_of(llm, prompt)
-    params = replace(params or GREEDY, logprobs=0)
+    params = replace(params or GREEDY, logprobs=0, logprobs_mode="raw_logprobs")
     if params.max_tokens == 0:
         seed = params.seed if params.seed is not None else 0
         return trace_of(llm, ids, len(ids), params, seed, [], level=level, budget=budget, top_k=top_k)
@@ -83,7 +83,7 @@ def inspect_with_receipt(
 
     if params.max_tokens == 0:
         return inspect(llm, prompt, params, level=level, budget=budget), None
-    params = replace(params, logprobs=0)
+    params = replace(params, logprobs=0, logprobs_mode="raw_logprobs")
     result, trace = _served(llm, ids_of(llm, prompt), params, level, budget, 20)
     return trace, receipt_of(llm, result, params)
 
@@ -114,7 +114,8 @@ def trace_of_output(
     if result.error is not None:
         raise RequestError(f"the answer broke off: {result.error}")
     live: list[float | None] = [None] * len(answer.token_ids)
-    if answer.logprobs is not None:
+    raw = (params.logprobs_mode or llm.config.logprobs_mode) == "raw_logprobs"
+    if answer.logprobs is not None and raw:
         live = [entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)]
     ids = [*result.prompt_token_ids, *answer.token_ids]
     return trace_of(

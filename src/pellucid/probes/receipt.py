@@ -78,7 +78,7 @@ def receipt_of(llm: LLM, result: RequestOutput, params: SamplingParams, index: i
         "digests": digests(llm),
         "kv": llm.config.kv,
         "context": llm.device.context,
-        "params": params_as_dict(replace(params, n=1)),
+        "params": params_as_dict(replace(params, n=1, logprobs_mode=params.logprobs_mode or llm.config.logprobs_mode)),
         "seed": result.seed,
         "choice": index,
         "prompt_ids": result.prompt_token_ids,
@@ -119,7 +119,9 @@ def check(llm: LLM, receipt: Mapping[str, Any]) -> Verdict:
         logprobs = [float.fromhex(x) for x in receipt["logprobs"]]
         seed, choice = int(receipt["seed"]), int(receipt["choice"])
         stated = dict(receipt["digests"])
-        params = params_of({**receipt["params"], "n": choice + 1, "seed": seed, "logprobs": 0})
+        params = params_of(
+            {"logprobs_mode": "raw_logprobs", **receipt["params"], "n": choice + 1, "seed": seed, "logprobs": 0}
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"the receipt is broken: {error!r}") from None
     changed = [name for name, digest in digests(llm).items() if stated.get(name, digest) != digest]

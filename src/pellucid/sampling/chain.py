@@ -225,6 +225,34 @@ def trace(
     return Trace(token, records, drawn * 2.0**-53)
 
 
+def log_drawn(
+    logits: F32,
+    params: SamplingParams,
+    *,
+    seed: int,
+    choice: int,
+    tokens: Sequence[int],
+    prompt_len: int,
+    end_ids: Iterable[int],
+    allowed: NDArray[np.uint32] | None = None,
+) -> F32:
+    """Return the log-probabilities (vocab,) that the draw has after every stage, float32; -inf: cannot be drawn.
+
+    Greedy, they are those of the edited logits. Arguments are those of `trace`.
+    """
+    *_, (_, row) = edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=end_ids, allowed=allowed)
+    if params.greedy:
+        return log_softmax(row, range(len(row)))
+    ran = list(runs(row, params, seed=seed, choice=choice, tokens=tokens, prompt_len=prompt_len))
+    left = ran[-1][2] if ran else Candidates.of(row, params)
+    norm = math.log(left.total)
+    out = np.full_like(row, -np.inf)
+    for id, w in zip(left.ids.tolist(), left.w.tolist(), strict=True):
+        if w:
+            out[id] = math.log(w) - norm
+    return out
+
+
 def log_softmax(logits: F32, ids: Sequence[int]) -> F32:
     """Return the natural log of the probability of `ids` in softmax(logits), float32; from exact integer masses."""
     top = best(logits)

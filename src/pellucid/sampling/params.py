@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
+from pellucid.config import LOGPROBS_MODES
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import Grammar
 from pellucid.sampling.words import Breaker
@@ -119,8 +120,11 @@ class SamplingParams:
     """Longest answer in tokens; None: to the end of the context; 0: compute the prompt only."""
     logprobs: int | None = None
     """Report the log-probability of each token drawn and of this many most likely ones (0 to 20)."""
+    logprobs_mode: str | None = None
+    """What these describe: raw_logprobs, the model itself; processed_logprobs, what was drawn from, after every stage;
+    None: as the engine is configured."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt."""
+    """The same for the tokens of the prompt; always of the model itself."""
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
     """The form that the answer must have; None: any."""
@@ -161,6 +165,11 @@ class SamplingParams:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
                 whole(name, value, 0, MAX_LOGPROBS)
+        if self.logprobs_mode is not None and self.logprobs_mode not in LOGPROBS_MODES:
+            raise RequestError(
+                f"logprobs_mode={self.logprobs_mode!r} is not known; give {' or '.join(LOGPROBS_MODES)}",
+                param="logprobs_mode",
+            )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name}={getattr(self, name)!r} is not True or False", param=name)

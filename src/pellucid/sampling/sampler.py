@@ -60,20 +60,32 @@ class Sampler:
         self.pool = pool
 
     def state(
-        self, params: SamplingParams, seed: int, choice: int, prompt: Sequence[int], end_ids: Iterable[int]
+        self,
+        params: SamplingParams,
+        seed: int,
+        choice: int,
+        prompt: Sequence[int],
+        end_ids: Iterable[int],
+        logprobs_mode: str = "raw_logprobs",
     ) -> _core.SampleState:
-        """Return what the native chain needs to know of a sequence; push() is told each token if params.remembers."""
+        """Return what the native chain needs to know of a sequence; push() is told each token if params.remembers.
+
+        `logprobs_mode`: if params has none.
+        """
         penalized, stages = params.penalized, params.stages
         temperature = params.temperature if "temperature" in stages or params.greedy else 1.0
         spread = params.dynatemp_range if "temperature" in stages else 0.0
-        plain = not spread and stages == tuple(name for name in _PLAIN if name in stages)
+        processed = params.logprobs is not None and (params.logprobs_mode or logprobs_mode) == "processed_logprobs"
+        plain = not (spread or processed) and stages == tuple(name for name in _PLAIN if name in stages)
         return _core.SampleState.make(
             temperature=0.0 if params.greedy else temperature,
             top_k=max(0, params.top_k) if "top_k" in stages else 0,
             top_p=fraction53(params.top_p if "top_p" in stages else 1.0),
             min_x=float(min_x(params.min_p if "min_p" in stages else 0.0)),
             edits=[_NUMBERS[name] for name in params.settled],
-            cuts=[] if plain else [_NUMBERS[name] for name in stages],
+            cuts=[_NUMBERS[name] for name in stages],
+            plain=plain,
+            processed=processed,
             top_n_sigma=params.top_n_sigma,
             typical_p=fraction53(params.typical_p),
             xtc_probability=fraction53(params.xtc_probability),

@@ -84,13 +84,11 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "mirostat_mode": (0,),
     "sampler_order": ([],),
     "n_probs": (0,),
-    "logprobs_mode": ("raw_logprobs",),
 }
 """Fields of OpenAI, vLLM and llama.cpp that change the answer and are not served → the values that change nothing."""
 _INSTEAD = {
     "sampler_order": "send samplers, a list of names of stages",
     "n_probs": "send logprobs, and in a chat top_logprobs",
-    "logprobs_mode": "log-probabilities are the model's own; leave it out, or send raw_logprobs",
 }
 """What to do about a field that is not served, where there is more to say than to leave it out."""
 _SPELLINGS = {
@@ -508,6 +506,8 @@ class GenerationRequest(Request):
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, lt=1 << 31)
     max_tokens: int | None = Field(default=None, ge=0, lt=1 << 31, validation_alias=_either("max_tokens"))
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    """What logprobs describe: the model, or what was drawn from, after every stage; null: --logprobs-mode."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     """Score the prompt's tokens, and name so many of the likeliest at each place."""
     skip_special_tokens: bool = True
@@ -604,6 +604,7 @@ class GenerationRequest(Request):
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             logprobs=logprobs,
+            logprobs_mode=self.logprobs_mode,
             prompt_logprobs=max((n for n in (echoed, self.prompt_logprobs) if n is not None), default=None),
             skip_special_tokens=self.skip_special_tokens,
             grammar=self.grammar(),

@@ -39,7 +39,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """Logprobs of a piece of a chat answer; they describe the model's own distribution, before any sampling stage."""
+    """Logprobs of a piece of a chat answer; the answer's logprobs_mode tells what they describe."""
 
     content: list[TokenLogprob]
     refusal: None
@@ -99,6 +99,8 @@ class ChatCompletion(TypedDict, total=False):
     model: str
     choices: list[ChatChoice]
     prompt_logprobs: PromptLogprobs
+    logprobs_mode: str
+    """What the answer's logprobs describe: raw_logprobs, the model; processed_logprobs, what was drawn from."""
     usage: Usage
     warnings: list[str]
 
@@ -122,6 +124,8 @@ class Completion(TypedDict, total=False):
     created: int
     model: str
     choices: list[CompletionChoice]
+    logprobs_mode: str
+    """As of ChatCompletion; an echoed prompt's are the model's."""
     usage: Usage
     warnings: list[str]
 
@@ -163,8 +167,10 @@ class _OpenAI:
     named = False
     _object: ClassVar[str]
 
-    def __init__(self, id: str, created: int, model: str, warnings: list[str], options: StreamOptions) -> None:
-        self._head = {"id": id, "created": created, "model": model}
+    def __init__(
+        self, id: str, created: int, model: str, warnings: list[str], options: StreamOptions, mode: str | None
+    ) -> None:
+        self._head = {"id": id, "created": created, "model": model} | ({"logprobs_mode": mode} if mode else {})
         self._warnings = warnings
         self._options = options
 
@@ -212,6 +218,7 @@ class ChatShape(_OpenAI):
         *,
         tokenizer: Tokenizer,
         top: int | None,
+        mode: str = "raw_logprobs",
         options: StreamOptions | None = None,
         reads: Reads | None = None,
         scores: PromptScores | None = None,
@@ -225,11 +232,12 @@ class ChatShape(_OpenAI):
             warnings: told once.
             tokenizer: spells tokens.
             top: how many of the likeliest tokens to name; None: no logprobs.
+            mode: what logprobs describe.
             options: what a stream carries besides text.
             reads: what stands in answers besides text; None: nothing.
             scores: of the prompt's tokens; None: they were not asked for.
         """
-        super().__init__(id, created, model, warnings, options or StreamOptions())
+        super().__init__(id, created, model, warnings, options or StreamOptions(), None if top is None else mode)
         self._tokenizer = tokenizer
         self._top = top
         self._begun: set[int] = set()
@@ -345,10 +353,11 @@ class CompletionShape(_OpenAI):
         *,
         tokenizer: Tokenizer,
         top: int | None,
+        mode: str = "raw_logprobs",
         options: StreamOptions | None = None,
     ) -> None:
         """Write for one request; arguments as of ChatShape. The prompts to echo come with `echo`."""
-        super().__init__(id, created, model, warnings, options or StreamOptions())
+        super().__init__(id, created, model, warnings, options or StreamOptions(), None if top is None else mode)
         self._tokenizer = tokenizer
         self._top = top
         self._echoes: dict[int, tuple[str, Sequence[int], Scores]] = {}

@@ -48,6 +48,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         body.warnings(),
         tokenizer=service.llm.tokenizer,
         top=generation.params.logprobs,
+        mode=generation.params.logprobs_mode or service.llm.config.logprobs_mode,
         options=body.stream_options,
         reads=reads,
         scores=None

@@ -47,6 +47,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         body.warnings(),
         tokenizer=service.llm.tokenizer,
         top=generation.params.logprobs,
+        mode=generation.params.logprobs_mode or service.llm.config.logprobs_mode,
         options=body.stream_options,
     )
     if body.echo:
