@@ -64,6 +64,30 @@ def hover(page: Page) -> None:
     paced(300, step)
 
 
+def zoom(page: Page) -> None:
+    """Into the matrix where the pointer is, and out again."""
+    box = _box(page)
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.7)
+    page.keyboard.down("Control")
+    paced(240, lambda i: page.mouse.wheel(0, -40 if i // 40 % 2 == 0 else 40))
+    page.keyboard.up("Control")
+
+
+def pan(page: Page) -> None:
+    """Close to the diagonal, the map is drawn along it and back."""
+    box = _box(page)
+    if page.get_by_role("button", name="All", exact=True).is_enabled():
+        page.get_by_role("button", name="All", exact=True).click()
+    for _ in range(5):
+        page.get_by_role("button", name="Zoom in").click()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    paced(240, lambda i: page.mouse.move(x - 200 * math.sin(i / 30), y - 200 * math.sin(i / 30)))
+    page.mouse.up()
+    page.get_by_role("button", name="All", exact=True).click()
+
+
 def scroll(page: Page) -> None:
     """The wheel over the matrix, down and up."""
     box = _box(page)
@@ -81,4 +105,11 @@ def heads(page: Page) -> None:
     paced(12, lambda i: page.keyboard.press("]" if i < 6 else "["), every=0.4)
 
 
-MATRIX: dict[str, Callable[[Page], None]] = {"hover": hover, "scroll": scroll, "cursor": cursor, "heads": heads}
+MATRIX: dict[str, Callable[[Page], None]] = {
+    "hover": hover,
+    "zoom": zoom,
+    "pan": pan,
+    "scroll": scroll,
+    "cursor": cursor,
+    "heads": heads,
+}

@@ -112,6 +112,40 @@ def test_where_does_head_5_3_look(page: Page, site: Live) -> None:
     assert share(looks.inner_text().split(": ")[1]) == pytest.approx(float(weights[4]), abs=4e-3)
 
 
+def test_a_large_matrix_is_zoomed_and_moved(page: Page, site: Live) -> None:
+    ids = site.llm.tokenizer.encode("The rain had stopped by the time the train came in. " * 70)[:700]
+    made = site.post("/inspect/replay", {"prompt_ids": ids}).json()["id"]
+    page.goto(f"{site.url}/#/attention?id={made}&pos=600&layer=5&head=3&form=matrix")
+    expect(page.get_by_text("a cell is 2 × 2 tokens")).to_be_visible()
+    weights = site.llm.inspect(ids, SamplingParams(max_tokens=0)).attention(layer=5, heads=3, pos=[600, 601])[0]
+    matrix = page.get_by_role("img", name=re.compile("Weights of head 5.3"))
+    box = matrix.bounding_box()
+    assert box is not None
+    looks = page.get_by_text(re.compile("looks at"))
+    side = box["width"] / 700
+
+    def cell(query: float, key: float) -> float:
+        page.mouse.move(box["x"] + (key + 0.5) * side, box["y"] + (query + 0.5) * side)
+        expect(looks).to_be_visible()
+        return share(looks.inner_text().split(": ")[1])
+
+    heavy = int(weights.max(axis=0)[2:].argmax() // 2 * 2) + 2
+    assert cell(600, heavy) == pytest.approx(float(weights[:, heavy : heavy + 2].max()), abs=4e-3)
+    for _ in range(3):
+        page.get_by_role("button", name="Zoom in").click()
+    expect(page.get_by_text(re.compile("a cell is"))).to_have_count(0)
+    page.locator("#app").press("ArrowRight")  # the cursor's row is brought to the middle, and its own key
+    page.locator("#app").press("ArrowLeft")
+    page.wait_for_load_state("networkidle")
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(looks).to_be_visible()
+    assert share(looks.inner_text().split(": ")[1]) == pytest.approx(float(weights[0, 600]), abs=4e-3)
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(page.get_by_text("a cell is 2 × 2 tokens")).to_be_visible()
+    page.get_by_label("Place in the sequence").fill("42")
+    expect(page).to_have_url(re.compile("pos=42"))
+
+
 def test_when_was_it_decided(page: Page, site: Live) -> None:
     ask(page, site)
     view(page, "layers")
@@ -150,6 +184,7 @@ def test_the_walk_by_keyboard_alone(page: Page, site: Live) -> None:
     page.goto(site.url + "/")
     expect(page.locator("#prompt")).to_be_visible()
     page.keyboard.press("/")
+    expect(page.locator("#prompt")).to_be_focused()
     page.keyboard.type("Hello")
     page.keyboard.press("Enter")
     walk = page.get_by_role("region", name="Walk through the phases")

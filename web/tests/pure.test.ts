@@ -4,7 +4,8 @@ import { cividis, ink, puor, TABLE } from "../src/lib/colour";
 import { cursorOf, hashOf } from "../src/lib/cursor";
 import { inflate, length, Weights } from "../src/lib/report";
 import { bytes, percent, seconds, shown } from "../src/lib/text";
-import { level, orbit, withoutSink } from "../src/lib/weights";
+import { levelOf, showing, tilesIn, whole, within, zoomed } from "../src/lib/pyramid";
+import { heaviest, orbit, withoutSink } from "../src/lib/weights";
 
 describe("cursor", () => {
   it("comes back from its URL", () => {
@@ -29,8 +30,33 @@ describe("weights", () => {
     expect(withoutSink([0.5, 0.125, 0.375])).toEqual([0, 0.25, 0.75]);
     expect(withoutSink([1])).toEqual([0]);
   });
-  it("are zoomed until they fit", () => {
-    expect([level(256, 256), level(257, 256), level(8192, 560)]).toEqual([0, 1, 4]);
+  it("have their heaviest, the first of equals first", () => {
+    expect(heaviest([0.1, 0.4, 0.1, 0.4, 0], 3)).toEqual([[1, 0.4], [3, 0.4], [0, 0.1]]);
+    expect(heaviest([1], 3)).toEqual([[0, 1]]);
+  });
+});
+
+describe("a large matrix", () => {
+  it("is tiled at the level at which a cell is not smaller than a pixel", () => {
+    expect([whole(8192, 512).scale, whole(6, 560).scale, whole(300, 560).scale].map(levelOf)).toEqual([4, 0, 0]);
+    expect(tilesIn(whole(8192, 512), 8192, 512)).toEqual([{ z: 4, x: 0, y: 0 }, { z: 4, x: 0, y: 1 }, { z: 4, x: 1, y: 1 }]);
+  });
+  it("is zoomed around a pixel, which stays where it is", () => {
+    const from = whole(8192, 512), to = zoomed(from, 8192, 512, 8, 300, 400);
+    expect([to.left + 300 / to.scale, to.top + 400 / to.scale]).toEqual([300 / from.scale, 400 / from.scale]);
+    expect(zoomed(to, 8192, 512, 1 / 8, 300, 400)).toEqual(from);
+    expect(zoomed(from, 8192, 512, 1e9, 0, 0).scale).toBe(28);
+  });
+  it("shows nothing beyond its edges, and asks for no tile beyond them or above the diagonal", () => {
+    const w = within({ left: 9000, top: -4, scale: 1 }, 8192, 512);
+    expect(w).toEqual({ left: 7680, top: 0, scale: 1 });
+    expect(tilesIn(w, 8192, 512)).toEqual([]);
+    expect(tilesIn({ left: 7680, top: 7680, scale: 1 }, 8192, 512)).toEqual([{ z: 0, x: 30, y: 30 }, { z: 0, x: 30, y: 31 }, { z: 0, x: 31, y: 31 }]);
+  });
+  it("follows the cursor", () => {
+    const w = { left: 0, top: 0, scale: 1 };
+    expect(showing(w, 8192, 512, 511)).toBe(w);
+    expect(showing(w, 8192, 512, 4000)).toEqual({ left: 3744, top: 3744, scale: 1 });
   });
 });
 

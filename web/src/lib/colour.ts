@@ -32,3 +32,7 @@ export function ink(colour: RGB): string {
 
 /** 256 colours as 4 bytes each, for painting tiles. */
 export const TABLE = Uint8ClampedArray.from({ length: 1024 }, (_, i) => (i % 4 === 3 ? 255 : cividis((i >> 2) / 255)[i % 4]));
+
+const STEPS = Array.from({ length: 256 }, (_, i): [string, string] => { const c = cividis(i / 255); return [css(c), ink(c)]; });
+/** Background and text of an amount in [0, 1]: made once, since thousands of tokens change colour with each key. */
+export const filled = (t: number): [string, string] => STEPS[Math.round(255 * Math.min(Math.max(t, 0), 1))];

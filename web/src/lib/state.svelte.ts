@@ -8,22 +8,25 @@ import { cursorOf, hashOf, type Cursor, type View } from "./cursor";
 import { ID, report } from "./report";
 
 export const cursor = $state<Cursor>(cursorOf(location.hash));
-export const page = $state({
-  model: null as Model | null,
-  trace: null as Trace | null,
+/** What is replaced as a whole is not looked into for changes: a long sequence has thousands of tokens. */
+class Page {
+  model = $state.raw<Model | null>(null);
+  trace = $state.raw<Trace | null>(null);
   /** A trace made before this one, to compare with. */
-  before: null as Trace | null,
+  before = $state.raw<Trace | null>(null);
   /** Why there is nothing to see; "": all is well. */
-  fault: "",
-  needsKey: false,
-  help: false,
-  hideSink: false,
-  colouring: "surprisal" as "surprisal" | "part" | "attention",
+  fault = $state("");
+  needsKey = $state(false);
+  help = $state(false);
+  hideSink = $state(false);
+  colouring = $state<"surprisal" | "part" | "attention">("surprisal");
   /** Weights of the row that a view shows, to colour the spine by. */
-  weights: null as number[] | null,
+  weights = $state.raw<number[] | null>(null);
   /** Seconds since the request was sent at which each piece of the answer came. */
-  arrivals: report?.arrivals ?? [],
-});
+  arrivals = $state<number[]>(report?.arrivals ?? []);
+}
+
+export const page = new Page();
 
 export const settings = $state<Settings>({
   chat: true, system: "", prompt: "", max_tokens: 64, temperature: 0.8, top_k: 0, top_p: 1, min_p: 0, seed: 7,
@@ -81,16 +84,24 @@ export function followUrl(): () => void {
   addEventListener("hashchange", read);
   $effect(() => {
     const hash = hashOf(cursor);
-    if (hash !== location.hash) history.replaceState(null, "", hash);
+    // A held-down key changes it once: browsers refuse a page that rewrites its URL too often.
+    const timer = setTimeout(() => { if (hash !== location.hash) history.replaceState(null, "", hash); }, 100);
+    return () => clearTimeout(timer);
   });
   return () => removeEventListener("hashchange", read);
 }
 
 export interface Loaded<T> { data: T | null; error: string; busy: boolean }
 
+class Found<T> implements Loaded<T> {
+  data = $state.raw<T | null>(null);
+  error = $state("");
+  busy = $state(false);
+}
+
 /** What a path gives, asked for anew when the path changes; null asks for nothing. Old data stays until new comes. */
 export function load<T>(path: () => string | null, every = 0): Loaded<T> {
-  const found = $state<Loaded<T>>({ data: null, error: "", busy: false });
+  const found = new Found<T>();
   $effect(() => {
     const wanted = path();
     if (wanted === null) { untrack(() => { found.data = null; found.error = ""; }); return; }

@@ -17,9 +17,14 @@ export function orbit(weights: readonly number[], most: number, sink = 0): Orbit
   return { parts: parts.sort((a, b) => a.pos - b.pos), rest, restCount: order.length - parts.length, sink };
 }
 
-/** The zoom level of tiles at which `n` cells a side fit into `pixels`. */
-export function level(n: number, pixels: number): number {
-  let z = 0;
-  while (Math.ceil(n / 2 ** z) > pixels) z++;
-  return z;
+/** The heaviest of them and where they are, in one pass. */
+export function heaviest(weights: readonly number[], most: number): [pos: number, weight: number][] {
+  const found: [number, number][] = [];
+  weights.forEach((weight, pos) => {
+    if (found.length === most && weight <= found[most - 1][1]) return;
+    const at = found.findIndex(([, w]) => w < weight);
+    found.splice(at < 0 ? found.length : at, 0, [pos, weight]);
+    if (found.length > most) found.pop();
+  });
+  return found;
 }
