@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
     from pellucid.models.spec import ModelSpec
     from pellucid.probes.trace import Trace
-    from pellucid.sampling.grammar import Grammars, Matcher
+    from pellucid.sampling.grammar import Grammar, Grammars, Matcher
     from pellucid.sampling.words import Words
     from pellucid.text.chat import ChatTemplate
     from pellucid.text.tokenizer import Tokenizer
@@ -253,6 +253,10 @@ class LLM:
     def matcher(self, params: SamplingParams) -> Matcher | None:
         """Return what holds an answer to params.grammar; None: nothing does. Raises RequestError as it is compiled."""
         return None if params.grammar is None else self._grammars.matcher(params.grammar)
+
+    def grammar_fault(self, grammar: Grammar) -> str:
+        """Return why a grammar cannot be compiled; "": it can."""
+        return self._grammars.fault(grammar)
 
     # -- what a model is asked to do -------------------------------------------------------------------------------
 

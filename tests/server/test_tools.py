@@ -127,13 +127,42 @@ def test_a_conversation_with_calls_and_results_goes_on(client: openai.OpenAI) ->
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]}, "lark"),
+        (
+            {"tools": [OTHER, {"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]},
+            "tools[1].function.parameters",
+        ),
     ],
 )
 def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="toy", messages=USER, extra_body=fields)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (
+            {"properties": {"a": {"type": "array", "items": {"type": "strin"}}}},
+            ".properties.a.items: Invalid type: strin",
+        ),
+        ({"properties": {"a b": {"anyOf": [{}, {"minimum": "x"}]}}}, ".properties['a b'].anyOf[1]: Expected f64"),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": 1}}}, ".$defs.x: Expected type"),
+        (
+            {"properties": {"a": {"pattern": "(a", "type": "string"}}},
+            ".properties.a: regex parse error: (a ^ error: un",
+        ),
+        ({"properties": [1]}, ": properties must be an object"),
+        ({"properties": {"a": False}, "required": ["a"]}, ": Unsatisfiable schema: required property 'a'"),
+    ],
+)
+def test_a_schema_at_fault_is_named_with_the_place(client: openai.OpenAI, schema: dict[str, Any], says: str) -> None:
+    bad: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    for choice in ("auto", "required"):
+        with pytest.raises(openai.BadRequestError) as error:
+            client.chat.completions.create(model="toy", messages=USER, tools=[TOOL, bad], tool_choice=choice)
+        assert error.value.param == "tools[1].function.parameters"
+        assert error.value.body["message"].startswith(error.value.param + says)  # type: ignore[index]
 
 
 def test_thoughts_are_told_apart() -> None:

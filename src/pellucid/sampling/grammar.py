@@ -209,6 +209,13 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return made.copy()
 
+    def fault(self, grammar: Grammar) -> str:
+        """Return why a grammar cannot be compiled, whatever the vocabulary; "": it can."""
+        try:
+            return _line(self._trial.fault(_llguidance(grammar)))
+        except ValueError as error:
+            return _line(str(error))
+
     def _read(self, end: int) -> LLTokenizer:
         from llguidance import LLTokenizer
         from llguidance._tokenizer import TokenizerWrapper

@@ -15,6 +15,7 @@ from threading import Lock
 
 LIMIT = 2.0
 """Seconds."""
+TOO_SLOW = f"it is not compiled within {LIMIT:g} s; make it simpler"
 _PROGRAM = """
 import json, sys
 from llguidance import LLMatcher
@@ -37,7 +38,7 @@ class Trial:
             if answer == "":  # the process was gone, or died of it
                 answer = self._ask(grammar)
             if answer is None:
-                return f"it is not compiled within {LIMIT:g} s; make it simpler"
+                return TOO_SLOW
             return str(json.loads(answer)) if answer else "its compilation failed"
 
     def _ask(self, grammar: str) -> str | None:

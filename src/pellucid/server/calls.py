@@ -5,19 +5,23 @@ Law: whether calls are drawn and how they are read is decided here, from the mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pellucid.errors import RequestError
 from pellucid.sampling.grammar import Grammar
-from pellucid.text.callgrammar import grammar
+from pellucid.sampling.schemafault import place_of
+from pellucid.sampling.trial import TOO_SLOW
+from pellucid.text.callgrammar import arguments_schema, grammar
 from pellucid.text.marks import Marks
 from pellucid.text.read import Reads
 from pellucid.text.reasoning import thinks
-from pellucid.text.tools import style_of
+from pellucid.text.tools import Tool, style_of
 
 if TYPE_CHECKING:
     from pellucid.llm import LLM
+    from pellucid.sampling.grammar import Matcher
     from pellucid.sampling.params import SamplingParams
     from pellucid.server.openai import Conversation
 
@@ -60,3 +64,29 @@ def expected(
     offered = () if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools)
     end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
     return params, Reads(style, marks, thoughts, end, one_call=not body.may_call_again(), tools=offered)
+
+
+def compiled(llm: LLM, params: SamplingParams, reads: Reads | None) -> Matcher | None:
+    """Return the matcher of an answer, as LLM.matcher does. For calls it raises RequestError with the tool at fault."""
+    try:
+        return llm.matcher(params)
+    except RequestError as error:
+        if reads is None or reads.style is None:
+            raise
+        raise _of_tool(llm, reads.tools, error) from None
+
+
+def _of_tool(llm: LLM, tools: Sequence[Tool], error: RequestError) -> RequestError:
+    """Return the error of a tool's schema: the first that cannot be compiled by itself."""
+
+    def fault(schema: Mapping[str, Any]) -> str:
+        return llm.grammar_fault(Grammar.json_schema(schema))
+
+    why = error.message
+    if TOO_SLOW not in why:  # or each look might take as long again
+        for i, tool in enumerate(tools):
+            schema = arguments_schema(tool)
+            if why := fault(schema):
+                param = f"tools[{i}].function.parameters"
+                return RequestError(f"{param}{place_of(schema, why, fault)}: {why}", param=param)
+    return RequestError(f"tools: their schemas cannot be compiled together: {error.message}", param="tools")

@@ -19,6 +19,7 @@ from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError, Re
 from pellucid.pii.placeholders import Placeholders, texts_of
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.allowance import Allowances, Reserved
+from pellucid.server.calls import compiled
 from pellucid.server.choices import Generation
 from pellucid.server.errors import HTTPError, unavailable
 from pellucid.server.keys import ANYONE, Key
@@ -230,7 +231,7 @@ class Service:
         if params.unspelled is not None:
             params = await asyncio.get_running_loop().run_in_executor(self._texts, llm.spell, params)
         if params.grammar is not None:
-            matcher = await asyncio.get_running_loop().run_in_executor(self._grammars, llm.matcher, params)
+            matcher = await asyncio.get_running_loop().run_in_executor(self._grammars, compiled, llm, params, reads)
         return Generation(
             id,
             prompts,

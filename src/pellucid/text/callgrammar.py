@@ -31,7 +31,7 @@ def grammar(style: Style, tools: Sequence[Tool], *, required: bool, parallel: bo
     """
     many = parallel and not style.single
     rules = _required(style, tools, many, marks) if required else _auto(style, tools, many, marks)
-    arguments = [f"args_{i}: %json {json.dumps(_schema(tool))}" for i, tool in enumerate(tools)]
+    arguments = [f"args_{i}: %json {json.dumps(arguments_schema(tool))}" for i, tool in enumerate(tools)]
     return "\n".join([*rules, *arguments]) + "\n"
 
 
@@ -117,7 +117,8 @@ def _any(options: Sequence[str]) -> str:
     return "(" + "|".join(map(re.escape, options)) + ")"
 
 
-def _schema(tool: Tool) -> dict[str, Any]:
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which are an object."""
     schema = tool.get("parameters")
     given = {"type": "object"} | dict(cast("Mapping[str, Any]", schema or {}))
     return given | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
