@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from pellucid.server.choices import Piece
 from pellucid.server.responses import ResponseShape, ResponsesRequest
 from pellucid.text.read import Reads
+from pellucid.text.reasoning import TAGS
 from pellucid.text.tools import HERMES
 from serving import Live, running
 from toymodel import toy_llm
@@ -171,14 +172,14 @@ def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
     text = '<think>hm</think>\n\nWell.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     usage: Any = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {}}
     body = ResponsesRequest(input="a")
-    streamed = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=True, tools=({"name": "f"},)))
+    streamed = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=TAGS[0], tools=({"name": "f"},)))
     chunks = streamed.begin(usage)
     chunks += streamed.chunks([Piece(0, char) for char in text] + [Piece(0, "", [], "stop")], lambda: usage)
     chunks += streamed.end(usage)
     kinds = ["reasoning", "message", "function_call"]
     assert [c["item"]["type"] for c in chunks if c["type"] == "response.output_item.added"] == kinds
     assert [c["item"]["type"] for c in chunks if c["type"] == "response.output_item.done"] == kinds
-    whole = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=True, tools=({"name": "f"},)))
+    whole = ResponseShape("resp_1", 0, "toy", body, Reads(HERMES, thoughts=TAGS[0], tools=({"name": "f"},)))
     answer = whole.whole([Piece(0, text, [], "stop")], usage)
     final = chunks[-1]["response"]
     for response in (answer, final):

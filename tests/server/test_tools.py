@@ -12,7 +12,7 @@ import pytest
 
 from pellucid.llm import LLM
 from serving import Live, running
-from toymodel import BOT, TEMPLATE, toy_llm
+from toymodel import BOT, TEMPLATE, VOCAB, toy_llm
 
 TOOL = {
     "type": "function",
@@ -147,7 +147,7 @@ def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], param: s
             ".properties.a.items: Invalid type: strin",
         ),
         ({"properties": {"a b": {"anyOf": [{}, {"minimum": "x"}]}}}, ".properties['a b'].anyOf[1]: Expected f64"),
-        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": 1}}}, ".$defs.x: Expected type"),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": 1}}}, ".$defs.x: type must be"),
         (
             {"properties": {"a": {"pattern": "(a", "type": "string"}}},
             ".properties.a: regex parse error: (a ^ error: un",
@@ -222,6 +222,29 @@ def test_a_call_without_a_mark() -> None:
         assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
         [call] = choice["message"]["tool_calls"]
         assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", None])
+@pytest.mark.parametrize("begun", [True, False])
+def test_thoughts_between_control_tokens(choice: str | None, begun: bool) -> None:
+    """As Mistral's models think; a template may begin the thought itself."""
+    controls = (*MARKS, "[THINK]", "[/THINK]")
+    said = "I call [TOOL].[/THINK][TOOL_CALLS]now[ARGS]{}" if choice else "I say.[/THINK]Well."
+    template = MISTRAL + ("[THINK]" if begun else "") + "{# [/THINK] #}"
+    scripts = dict.fromkeys("[l", said if begun else "[THINK]" + said)
+    behind = (BOT, VOCAB + 2) if begun else (BOT,)
+    toy: Any = {"template": template, "controls": controls, "behind": behind, "scripts": scripts, "ctx": 2048}
+    body: dict[str, Any] = {"messages": USER, "temperature": 0, "max_tokens": 200}
+    if choice is not None:
+        body |= {"tools": [OTHER], "tool_choice": choice}
+    with toy_llm(**toy) as llm, running(llm) as live:
+        [whole] = live.post("/v1/chat/completions", body).json()["choices"]
+        deltas = [chunk["choices"][0]["delta"] for chunk in live.events("/v1/chat/completions", body)]
+    message = whole["message"]
+    assert message["reasoning_content"] == ("I call [TOOL]." if choice else "I say.")
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+    assert (message["content"] or "") == ("" if choice else "Well.")
+    assert [call["function"]["name"] for call in message.get("tool_calls", [])] == (["now"] if choice else [])
 
 
 def test_the_real_model_answers_with_a_call(smollm2_path: Path) -> None:

@@ -16,7 +16,7 @@ from pellucid.text.callgrammar import grammar
 from pellucid.text.calls import Calls
 from pellucid.text.marks import NONCHARACTERS, Marks
 from pellucid.text.read import Reader, Reads
-from pellucid.text.reasoning import Reasoning, thinks, unfinished
+from pellucid.text.reasoning import TAGS, Reasoning, Tags, tags_of, unfinished
 from pellucid.text.toolprompt import shown
 from pellucid.text.tools import GENERIC, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, Style, style_of
 from toymodel import VOCAB, script_ids, toy_llm
@@ -304,23 +304,63 @@ def test_for_a_template_without_tools_they_are_text() -> None:
     ],
 )
 def test_thoughts(text: str, prompt_end: str, due: tuple[str, str]) -> None:
-    for size in (*range(1, 12), 100):
-        reasoning, thought, answer = Reasoning(prompt_end), "", ""
-        parts = pieces(text, size)
-        for i, part in enumerate(parts):
-            more, rest = reasoning.push(part, final=i == len(parts) - 1)
-            thought, answer = thought + more, answer + rest
-        assert (thought, answer) == due
+    for tags in TAGS:
+        spelled = [
+            part.replace("<think>\n", "<think>").replace("<think>", tags.open).replace("</think>", tags.close)
+            for part in (text, prompt_end, *due)
+        ]
+        if tags is not TAGS[0] and (text == " <thin" or "</thinks" in text):
+            continue
+        for size in (*range(1, 12), 100):
+            reasoning, thought, answer = Reasoning(tags, tags.begun(spelled[1])), "", ""
+            parts = pieces(spelled[0], size)
+            for i, part in enumerate(parts):
+                more, rest = reasoning.push(part, final=i == len(parts) - 1)
+                thought, answer = thought + more, answer + rest
+            assert (thought, answer) == (spelled[2], spelled[3])
 
 
-def test_marks() -> None:
-    assert thinks("… </think> …") and not thinks("") and not thinks(None)
+def test_marks_of_thoughts() -> None:
+    assert tags_of("{% if '</think>' in content %}") is TAGS[0]
+    assert tags_of("{{ '[THINK]' + t + '[/THINK]' }}") == Tags("[THINK]", "[/THINK]")
+    assert tags_of("<seed:think>{{ t }}</seed:think>") == Tags("<seed:think>", "</seed:think>")
+    assert tags_of("<|channel>thought\n{{ t }}<channel|>") == Tags("<|channel>thought\n", "<channel|>")
+    assert tags_of("think about it") is None and tags_of("") is None
     assert unfinished("a <th", "<think>") == 4 and unfinished("a", "<think>") == 0 and unfinished("", "<") == 0
+
+
+THINKING = ("[THINK]", "[/THINK]", "<|channel>", "<channel|>")
+
+
+@pytest.mark.parametrize("coded", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("tags", [TAGS[0], TAGS[1], TAGS[6]], ids=lambda tags: tags.open.strip())
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+def test_a_call_comes_behind_a_thought_not_in_it(style: Style, tags: Tags, required: bool, coded: bool) -> None:
+    ids = {spelling: VOCAB + i for i, spelling in enumerate(THINKING)} if coded else {}
+    marks = Marks((style.begin, style.separator, style.end, tags.open, tags.close), ids)
+    written = WRITTEN.get(style.name, OBJECT).removeprefix("Well.\n\n")
+    written = written.removeprefix("<|python_tag|>") if style.bare else written
+    inside = f'I could write {style.begin} or {{"name": "now", "arguments": [ here. '
+    with toy_llm(controls=THINKING) as llm:
+        for thinking in (True, False):
+            form = grammar(
+                style, TOOLS, required=required, parallel=True, marks=marks, thoughts=tags, thinking=thinking
+            )
+            text = f"{'' if thinking else tags.open}{inside}{tags.close}\n\n{written}"
+            assert follow(llm, form, script_ids(text, ids)) == len(script_ids(text, ids))
+            said = Reader(Reads(style, marks, tags, thinking, tools=tuple(TOOLS))).push(marks.coded(text), final=True)
+            assert (said.reasoning, said.content) == (inside.strip(), "")
+            assert next(call.name for call in said.calls if call.id) == "get_weather"
+            begun = script_ids(text[: text.index('"city"')], ids)
+            assert follow(llm, form, [*begun, *b'"town"']) == len(begun) + 1
+            if not thinking:
+                assert follow(llm, form, script_ids(written, ids)) == len(script_ids(written, ids))
 
 
 def test_thoughts_and_calls_together() -> None:
     offered = tuple(TOOLS)
-    reader = Reader(Reads(HERMES, thoughts=True, tools=offered))
+    reader = Reader(Reads(HERMES, thoughts=TAGS[0], tools=offered))
     said = reader.push("<think>hm</think>\n\n" + WRITTEN["hermes"], final=True)
     assert (said.reasoning, said.content, [call.index for call in said.calls if call.id]) == ("hm", "Well.", [0, 1])
     assert reader.called

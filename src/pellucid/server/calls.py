@@ -16,7 +16,7 @@ from pellucid.sampling.trial import TOO_SLOW
 from pellucid.text.callgrammar import arguments_schema, grammar
 from pellucid.text.marks import Marks
 from pellucid.text.read import Reads
-from pellucid.text.reasoning import thinks
+from pellucid.text.reasoning import tags_of
 from pellucid.text.tools import Tool, style_of
 
 if TYPE_CHECKING:
@@ -42,28 +42,41 @@ def expected(
     template = llm.template.source or ""
     tools = [tool.function.shown() for tool in body.callable_tools()]
     required = bool(tools) and body.tool_choice != "auto"
-    thoughts = thinks(template) and params.grammar is None and not required
-    style, marks = None, Marks((), {})
-    if tools:
-        if params.grammar is not None and not required:  # where calls are all there is, no text can have a form
-            raise RequestError(
-                f"an answer that may call tools has no other form ({params.grammar.kind}); set tool_choice to none",
-                param="response_format",
-            )
-        style = style_of(template)
-        controls = {token.text: token.id for token in llm.tokenizer.added.values() if token.control}
-        marks = Marks((style.begin, style.separator, style.end), controls)
-        text = grammar(style, tools, required=required, parallel=body.may_call_again(), marks=marks)
+    if params.grammar is not None and tools and not required:  # where calls are all there is, no text can have a form
+        raise RequestError(
+            f"an answer that may call tools has no other form ({params.grammar.kind}); set tool_choice to none",
+            param="response_format",
+        )
+    thoughts = tags_of(template) if tools or params.grammar is None else None
+    style = style_of(template) if tools else None
+    if style is None and thoughts is None:
+        return params, None
+    controls = {token.text: token.id for token in llm.tokenizer.added.values() if token.control}
+    spelled = [] if style is None else [style.begin, style.separator, style.end]
+    spelled += [] if thoughts is None else [thoughts.open, thoughts.close]
+    reads = Reads(
+        style,
+        Marks(spelled, controls),
+        thoughts,
+        thoughts is not None and thoughts.begun(llm.tokenizer.decode(ids[-8:], skip_special=False)),
+        one_call=not body.may_call_again(),
+        tools=() if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools),
+    )
+    if style is not None:
+        text = grammar(
+            style,
+            tools,
+            required=required,
+            parallel=body.may_call_again(),
+            marks=reads.marks,
+            thoughts=thoughts,
+            thinking=reads.thinking,
+        )
         try:
-            form = Grammar.lark(text)
+            params = replace(params, grammar=Grammar.lark(text))
         except RequestError as error:
             raise RequestError(f"the tools are too large: {error.message}", param="tools") from None
-        params = replace(params, grammar=form)
-    if style is None and not thoughts:
-        return params, None
-    offered = () if body.tool_choice == "none" else tuple(tool.function.shown() for tool in body.tools)
-    end = llm.tokenizer.decode(ids[-8:], skip_special=False) if thoughts else ""
-    return params, Reads(style, marks, thoughts, end, one_call=not body.may_call_again(), tools=offered)
+    return params, reads
 
 
 def compiled(llm: LLM, params: SamplingParams, reads: Reads | None) -> Matcher | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pellucid.text.marks import Marks
+from pellucid.text.reasoning import Tags
 from pellucid.text.tools import MOST_WHITE, Head, Style, Tool, bare_heads, object_heads
 
 WHITESPACE = r"[ \n\t]{1,16}"
@@ -19,7 +20,16 @@ WHITESPACE = r"[ \n\t]{1,16}"
 _WHITE = rf"[ \n\t\r]{{0,{MOST_WHITE}}}"
 
 
-def grammar(style: Style, tools: Sequence[Tool], *, required: bool, parallel: bool, marks: Marks) -> str:
+def grammar(
+    style: Style,
+    tools: Sequence[Tool],
+    *,
+    required: bool,
+    parallel: bool,
+    marks: Marks,
+    thoughts: Tags | None = None,
+    thinking: bool = False,
+) -> str:
     """Return the Lark grammar of answers with calls of `tools`.
 
     Args:
@@ -27,31 +37,51 @@ def grammar(style: Style, tools: Sequence[Tool], *, required: bool, parallel: bo
         tools: at least one.
         required: the answer is calls and nothing else; if not, it is text, in which calls may stand.
         parallel: there may be more than one call.
-        marks: the control tokens by which calls are told.
+        marks: the control tokens by which calls and thoughts are told.
+        thoughts: between which marks the model may think first; no call stands in a thought.
+        thinking: the prompt ends within a thought.
     """
     many = parallel and not style.single
-    rules = _required(style, tools, many, marks) if required else _auto(style, tools, many, marks)
-    arguments = [f"args_{i}: %json {json.dumps(arguments_schema(tool))}" for i, tool in enumerate(tools)]
-    return "\n".join([*rules, *arguments]) + "\n"
+    rules = ["TEXT: /(.|\\n)*/", f"WHITE: /{_WHITE}/"]
+    rules += _thought(thoughts, thinking, required, marks) if thoughts is not None else ["start: answer"]
+    rules += _required(style, tools, many, marks) if required else _auto(style, tools, many, marks)
+    rules += [f"args_{i}: %json {json.dumps(arguments_schema(tool))}" for i, tool in enumerate(tools)]
+    return "\n".join(rules) + "\n"
+
+
+def _thought(tags: Tags, thinking: bool, required: bool, marks: Marks) -> list[str]:
+    """Return the rules of an answer before which there may be a thought."""
+    closed = "closed WHITE answer" if required else "closed answer | TEXT"  # a thought may take the whole answer
+    rules = [f"start: {closed}"] if thinking else [f"start: answer | opened ({closed})"]
+    if not thinking:
+        rules.append(_until("opened", "WHITE", tags.open, marks))
+    return [*rules, _until("closed", "TEXT", tags.close, marks)]
+
+
+def _until(rule: str, text: str, mark: str, marks: Marks) -> str:
+    """Return the rule of text up to a mark. A lexeme goes on through its spelling, not through a control token."""
+    control = isinstance(marks.parts(mark)[0], int)
+    return f"{rule}: {text} {_spelled(mark, marks)}" if control else f"{rule}[lazy]: {text} {_spelled(mark, marks)}"
 
 
 def _required(style: Style, tools: Sequence[Tool], many: bool, marks: Marks) -> list[str]:
     if style.bare:
-        return [f"start: call{_again(many, 'call', chr(10))}", *_calls(style, tools, marks)]
+        return [f"answer: call{_again(many, 'call', chr(10))}", *_calls(style, tools, marks)]
     again = _again(many and style.form != "list", "block", "\n" if style.form == "object" else "")
-    return [f"start: block{again}", f"block: {_mark(style, marks)} {_body(style, many)}", *_calls(style, tools, marks)]
+    return [
+        f"answer: block{again}",
+        f"block: {_spelled(style.begin, marks)} {_body(style, many)}",
+        *_calls(style, tools, marks),
+    ]
 
 
 def _auto(style: Style, tools: Sequence[Tool], many: bool, marks: Marks) -> list[str]:
     """Text is a lexeme which a mark, or what only a call begins with, cuts short."""
-    rules = ["TEXT: /(.|\\n)*/", f"WHITE: /{_WHITE}/", f"FENCE: /{_WHITE}```/"]
+    rules = [f"FENCE: /{_WHITE}```/"]
     text = "TEXT"
     if style.begin:
         text = "block* TEXT" if many and style.form != "list" else "TEXT | block"
-        if isinstance(marks.parts(style.begin)[0], int):  # no text goes on through a control token
-            rules.append(f"block: TEXT {_mark(style, marks)} {_body(style, many)}")
-        else:
-            rules += [f"opening[lazy]: TEXT {_mark(style, marks)}", f"block: opening {_body(style, many)}"]
+        rules += [_until("opening", "TEXT", style.begin, marks), f"block: opening {_body(style, many)}"]
         rules += _calls(style, tools, marks)
     rules += [f"FIRST: /{_before_name(bare_heads)}/", f"KEY: /{_behind_name()}/"]
     if many:
@@ -61,15 +91,11 @@ def _auto(style: Style, tools: Sequence[Tool], many: bool, marks: Marks) -> list
         rules += [f"{at.lower()}_{i}[lazy]: {at} {name}" for at in (("FIRST", "LATER") if many else ("FIRST",))]
     bare = [" | ".join(f"{at}_{i} WHITE args_{i}" for i in range(len(tools))) for at in ("first", "later")]
     rules.append(f'bare: ({bare[0]}) WHITE "}}"' + (f' (({bare[1]}) WHITE "}}")*' if many else "") + " FENCE?")
-    return [f"start: {text} | bare", *rules]
+    return [f"answer: {text} | bare", *rules]
 
 
 def _again(many: bool, what: str, between: str) -> str:
     return f" ({json.dumps(between) + ' ' if between else ''}{what})*" if many else ""
-
-
-def _mark(style: Style, marks: Marks) -> str:
-    return _spelled(style.begin, marks)
 
 
 def _spelled(text: str, marks: Marks) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pellucid.text.calls import CallDelta, Calls
 from pellucid.text.marks import Marks
-from pellucid.text.reasoning import Reasoning
+from pellucid.text.reasoning import Reasoning, Tags
 from pellucid.text.tools import Style
 
 MOST_EVENTS = 256
@@ -33,9 +33,10 @@ class Reads:
     """How calls stand there; None: there are none."""
     marks: Marks = field(default_factory=lambda: Marks((), {}))
     """The control tokens by which they are told; in the text that is read each is its one character."""
-    thoughts: bool = False
-    prompt_end: str = ""
-    """The last characters of the prompt, in which a template may have begun a thought."""
+    thoughts: Tags | None = None
+    """Between which marks thoughts stand there; None: there are none."""
+    thinking: bool = False
+    """The prompt ends within a thought."""
     one_call: bool = False
     """What comes behind the first call is dropped."""
     tools: tuple[dict[str, Any], ...] = ()
@@ -60,8 +61,11 @@ class Reader:
         self._events, self._choice = reads.events, choice
         self._length = 0
         self._began: set[str] = set()
-        self._thoughts = Reasoning(reads.prompt_end) if reads.thoughts else None
+        self._thoughts: Reasoning | None = None
         self._marks = reads.marks
+        if (tags := reads.thoughts) is not None:
+            coded = Tags(self._marks.coded(tags.open), self._marks.coded(tags.close))
+            self._thoughts = Reasoning(coded, reads.thinking)
         self._calls: Calls | None = None
         if (style := reads.style) is not None:
             begin, separator, end = map(self._marks.coded, (style.begin, style.separator, style.end))
@@ -99,7 +103,8 @@ class Reader:
     def _read(self, text: str, final: bool) -> Said:
         said = Said()
         if self._thoughts is not None:
-            said.reasoning, text = self._thoughts.push(text, final=final)
+            thought, text = self._thoughts.push(text, final=final)
+            said.reasoning = self._marks.spelled(thought)
         if self._calls is None:
             said.content = self._marks.spelled(text)
             return said

@@ -6,20 +6,45 @@ is only what may yet become a mark.
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
+from dataclasses import dataclass
 
 
-def thinks(template: str | None) -> bool:
-    """Whether a chat template is that of a model that thinks between the marks."""
-    return template is not None and CLOSE in template
+@dataclass(frozen=True)
+class Tags:
+    """The marks before and behind a thought."""
+
+    open: str
+    close: str
+
+    def begun(self, prompt_end: str) -> bool:
+        """Whether a prompt, of which these are the last characters, has begun a thought."""
+        return prompt_end.rstrip().endswith(self.open.rstrip())
+
+
+TAGS = (
+    Tags("<think>", "</think>"),
+    Tags("[THINK]", "[/THINK]"),
+    Tags("<seed:think>", "</seed:think>"),
+    Tags("<reasoning>", "</reasoning>"),
+    Tags("<thinking>", "</thinking>"),
+    Tags("<thought>", "</thought>"),
+    Tags("<|channel>thought\n", "<channel|>"),
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+def tags_of(template: str) -> Tags | None:
+    """Return between which marks a model with this chat template thinks; None: it does not."""
+    return next((tags for tags in TAGS if tags.close in template), None)
 
 
 class Reasoning:
     """Splits one answer as it comes."""
 
-    def __init__(self, prompt_end: str) -> None:
-        """`prompt_end`: the last characters of the rendered prompt; a template may have opened the mark itself."""
-        self._state = "inside" if prompt_end.rstrip().endswith(OPEN) else "before"
+    def __init__(self, tags: Tags, begun: bool) -> None:
+        """`tags`: as they come in the text. `begun`: the prompt ends within a thought."""
+        self._tags = tags
+        self._state = "inside" if begun else "before"
         self._begun = False
         """Whether there was any thought yet."""
         self._held: str = ""
@@ -30,20 +55,20 @@ class Reasoning:
         thought = ""
         if self._state == "before":
             begun = text.lstrip()
-            if OPEN.startswith(begun) and not final:
+            if self._tags.open.startswith(begun) and not final:
                 self._held = text
                 return "", ""
-            self._state = "inside" if begun.startswith(OPEN) else "after"
-            text = begun.removeprefix(OPEN) if self._state == "inside" else text
+            self._state = "inside" if begun.startswith(self._tags.open) else "after"
+            text = begun.removeprefix(self._tags.open) if self._state == "inside" else text
         if self._state == "inside":
             if not self._begun:
                 text = text.lstrip()
                 self._begun = bool(text)
-            thought, mark, text = text.partition(CLOSE)
+            thought, mark, text = text.partition(self._tags.close)
             if mark:
                 self._state, thought = "gap", thought.rstrip()
             elif not final:
-                keep = unfinished(thought, CLOSE)
+                keep = unfinished(thought, self._tags.close)
                 thought, self._held = thought[: len(thought) - keep], thought[len(thought) - keep :]
         if self._state == "gap":
             text = text.lstrip()
