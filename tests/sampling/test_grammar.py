@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import signal
 import time
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from pellucid.engine.events import FinishEvent
 from pellucid.engine.sequence import Sequence
 from pellucid.errors import EngineError, PellucidError, RequestError
 from pellucid.llm import LLM
-from pellucid.sampling import chain
+from pellucid.sampling import chain, trial
 from pellucid.sampling.grammar import Matcher
 from pellucid.sampling.sampler import Sampler
 from pellucid.sampling.trial import Trial
@@ -178,13 +180,57 @@ def test_what_no_count_bounds_is_stopped(llm: LLM) -> None:
 
 
 def test_a_trial_that_died_is_begun_anew() -> None:
-    trial = Trial()
-    assert trial.fault('start: "a"') == ""
-    assert trial._process is not None
-    trial._process.kill()
-    trial._process.wait()
-    assert trial.fault('start: "b"') == ""
-    assert "nowhere" in trial.fault("start: nowhere")
+    one = Trial()
+    assert one.fault('start: "a"') == ""
+    process = one._idle.queue[-1]
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert one.fault('start: "b"') == ""
+    assert "nowhere" in one.fault("start: nowhere")
+
+
+def test_a_slow_grammar_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMIT", 60)
+    both = Trial()
+    assert both.fault('start: "a"') == ""
+    process = both._idle.queue[-1]
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    faults: list[str] = []
+    slow = Thread(target=lambda: faults.append(both.fault('start: "slow"')))
+    slow.start()
+    while both._idle.qsize() == trial.MOST:  # until it is taken
+        time.sleep(0.01)
+    assert "nowhere" in both.fault("start: nowhere") and slow.is_alive()
+    process.send_signal(signal.SIGCONT)
+    slow.join(60)
+    assert faults == [""] and both._idle.qsize() == trial.MOST
+
+
+def test_a_trial_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = Trial()
+    assert bounded.fault('start: "a"') == ""
+    process = bounded._idle.queue[-1]
+    assert process is not None
+    assert resource.prlimit(process.pid, resource.RLIMIT_AS) == (trial.MEMORY, trial.MEMORY)
+    process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(trial, "LIMIT", 0.01)
+    assert "not compiled" in bounded.fault('start: "b"') and process.returncode is not None
+    monkeypatch.setattr(trial, "START_LIMIT", 0.01)
+    monkeypatch.setattr(trial, "_PROGRAM", "import time; time.sleep(60)")
+    with pytest.raises(EngineError, match="does not start"):
+        bounded.fault('start: "c"')
+    assert bounded._idle.qsize() == trial.MOST
+
+
+def test_a_first_mask_that_costs_too_much_is_refused_before_a_step_waits_for_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pellucid.sampling.grammar.FIRST_MASK", -1)
+    with pytest.raises(RequestError, match="its first token takes") as error:
+        llm.matcher(SamplingParams(grammar=Grammar.regex("first{3}")))
+    assert error.value.param == "regex"
 
 
 def test_what_is_no_grammar() -> None:

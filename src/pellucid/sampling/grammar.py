@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MAX_GRAMMAR = 64 << 10
 MAX_CHOICES = 1024
 KEPT = 64
 """Compiled grammars that are kept for those that ask for the same."""
+FIRST_MASK = 0.5
+"""Seconds of one core's time that the first mask of a grammar may take; common ones take some thousandths."""
 JSON_WHITESPACE = r"[ \n\t]{1,16}"
 """Between the parts of a JSON text. A model that cannot end otherwise would write white space for ever."""
 
@@ -203,6 +206,7 @@ class Grammars:
             tokenizer = self._tokenizer
         state = self._state(tokenizer, grammar)
         made = Matcher(state, tokenizer.vocab_size, self._words, self._end, {self._end, *self._stop_ids})
+        _try_first_mask(made, grammar)
         with self._lock:
             self._compiled[grammar] = made
             while len(self._compiled) > KEPT:
@@ -243,6 +247,19 @@ class Grammars:
         if state.is_error():
             raise _broken(grammar, state.get_error())
         return state
+
+
+def _try_first_mask(matcher: Matcher, grammar: Grammar) -> None:
+    """Compute what a first mask costs, lexer states that later ones share included, before a step waits for it."""
+    began = time.thread_time()
+    matcher.fill()
+    taken = time.thread_time() - began
+    try:
+        matcher.check()
+    except RequestError as error:
+        raise _broken(grammar, error.message) from None
+    if taken > FIRST_MASK:
+        raise _broken(grammar, f"its first token takes {taken:.1f} s to find; make it simpler")
 
 
 class _Vocabulary:

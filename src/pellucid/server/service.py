@@ -18,6 +18,7 @@ from pellucid.engine.watchdog import Watchdog
 from pellucid.errors import CapacityError, ModelNotFoundError, PellucidError, RequestError
 from pellucid.pii.placeholders import Placeholders, texts_of
 from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.trial import MOST as TRIALS
 from pellucid.server.allowance import Allowances, Reserved
 from pellucid.server.calls import compiled
 from pellucid.server.choices import Generation
@@ -87,7 +88,7 @@ class Service:
         self._worker: Worker | None = None
         self._live: set[Generation] = set()
         self._reserved: dict[Generation, Reserved] = {}
-        self._grammars = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pellucid-grammar")
+        self._grammars = ThreadPoolExecutor(max_workers=TRIALS, thread_name_prefix="pellucid-grammar")
         self._texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pellucid-text")
 
     def attach(self, llm: LLM) -> None:
