@@ -68,6 +68,7 @@ export async function connect(): Promise<void> {
   if (report && !cursor.id) {
     show({ ...(await get<Trace>(`/inspect/requests/${ID}/tokens`)), id: ID });
     [cursor.layer, cursor.head] = report.heads.find(([l, h]) => l === cursor.layer && h === cursor.head) ?? report.heads[0] ?? [0, 0];
+    if (report.first) cursor.form = "rows"; // a matrix of the last rows alone shows little
   } else if (cursor.id && !page.trace) {
     const { id, pos } = cursor;
     try {
