@@ -201,8 +201,12 @@ def trace(
     records: list[StageRecord] = []
 
     row = logits
+    top: list[tuple[int, float]] = []
     for name, after in edits(logits, params, tokens=tokens, prompt_len=prompt_len, end_ids=end_ids, allowed=allowed):
-        top = [(int(i), float(after[i])) for i in order(after)[:10]]
+        if (
+            after is not row or not top
+        ):  # to sort a large vocabulary for each stage that is off would be most of the time
+            top = [(int(i), float(after[i])) for i in order(after)[:10]]
         records.append(StageRecord(name, after is not row, int((after > -np.inf).sum()), top))
         row = after
     best(row)
