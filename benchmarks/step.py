@@ -72,6 +72,14 @@ def main() -> None:
         "plain": SamplingParams(),
         "top_p 0.95": SamplingParams(top_p=0.95),
         "top_k 40, top_p 0.9": SamplingParams(top_k=40, top_p=0.9),
+        "top_n_sigma 1": SamplingParams(top_n_sigma=1.0),
+        "typical_p 0.9": SamplingParams(typical_p=0.9),
+        "xtc": SamplingParams(xtc_probability=1.0),
+        "dynamic temperature": SamplingParams(dynatemp_range=0.5),
+        "penalties behind top_k": SamplingParams(
+            samplers=["top_k", "penalties", "temperature"], top_k=40, presence_penalty=1
+        ),
+        "temperature last": SamplingParams(samplers=["top_p", "temperature"], top_p=0.95),
         "20 logprobs": SamplingParams(temperature=0, logprobs=20),
     }
     for name, params in kinds.items():

@@ -32,7 +32,7 @@ constexpr float kNear = -10.0f;
 struct Scratch {
   std::vector<float> row, x;
   std::vector<int32_t> near;
-  std::vector<uint64_t> keys, sorting, weights;
+  std::vector<uint64_t> keys, more, sorting, weights;
   Dry::Scratch dry;
 };
 
@@ -100,6 +100,13 @@ WIDE uint64_t total_weight(const float* v, int64_t n, float best) {
     for (int j = 0; j < count; ++j) sum += static_cast<uint64_t>(static_cast<int64_t>(w[j]));
   }
   return sum;
+}
+
+// How many of v weigh something.
+WIDE int64_t weighty(const float* v, int64_t n) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += weight32(v[i]) >= 1.0f;
+  return count;
 }
 
 // a * b >> 53, without losing a bit.
@@ -292,36 +299,94 @@ void edit_by(int32_t stage, float* row, const SampleState& s, Scratch& scratch) 
   }
 }
 
-// Candidates in order: sampling/cuts.py's Candidates, as the run [first, end) of sorted keys.
+// Candidates in order: sampling/cuts.py's Candidates, as the run [first, end) of sorted keys. While it is
+// open it goes on beyond the keys, with all that is below `bound` in x: only what a stage looks at is sorted.
 struct Run {
-  std::vector<uint64_t>& keys;
-  std::vector<uint64_t>& w;
+  float* x;
+  int64_t n;
+  Scratch& scratch;
+  float floor;  // what is below can never weigh anything; lowered by a stage that may raise it
+  std::vector<uint64_t>& keys = scratch.keys;
+  std::vector<uint64_t>& w = scratch.weights;
   size_t first = 0, end = 0;
+  bool open = true;
+  float bound = 1.0f;
+  uint64_t whole = 0;  // weight of all x, once it is known
 
-  // Weighs all; those that weigh nothing are the last, and `live` of them do not.
-  void weigh() {
-    w.resize(end);
-    for (size_t i = first; i < end; ++i) w[i] = weight(x_of(keys[i]));
+  // Begins anew, with the x that are there.
+  void begin() {
+    keys.clear();
+    w.clear();
+    first = end = 0;
+    open = true;
+    bound = 1.0f;
+    whole = 0;
   }
-  size_t live() const {
+  void extend() {
+    constexpr float kLevels[] = {kNear, -16.0f, -22.0f, kWeightFrom};
+    float next = floor;
+    for (const float level : kLevels)
+      if (level < bound && level > floor) {
+        next = level;
+        break;
+      }
+    ids_from(x, n, next, scratch.near);
+    auto& more = scratch.more;
+    more.clear();
+    for (const int32_t id : scratch.near)
+      if (x[id] < bound) more.push_back(key_of(x[id], id));
+    sort_keys(more, scratch.sorting);
+    keys.insert(keys.end(), more.begin(), more.end());
+    for (const uint64_t key : more) w.push_back(weight(x_of(key)));
+    end = keys.size();
+    bound = next;
+    open = bound > floor;
+  }
+  // Whether there is a candidate at a place; it is in the keys then.
+  bool reach(size_t i) {
+    while (open && i >= end) extend();
+    return i < end;
+  }
+  bool weighs(size_t i) { return reach(i) && w[i] > 0; }
+  void close(size_t at) {
+    end = at;
+    open = false;
+  }
+  uint64_t total() {
+    uint64_t sum = 0;
+    for (size_t i = open ? 0 : first, to = open ? first : end; i < to; ++i) sum += w[i];
+    if (!open) return sum;
+    if (!whole) whole = total_weight(x, n, 0.0f);
+    return whole - sum;
+  }
+  float best() {
+    reach(first);
+    return x_of(keys[first]);
+  }
+  // Those that weigh something.
+  size_t live() {
+    if (open) return static_cast<size_t>(weighty(x, n)) - first;
     size_t at = end;
     while (at > first && w[at - 1] == 0) --at;
     return at - first;
   }
-  uint64_t total() const {
+  double surprise() {
     uint64_t sum = 0;
-    for (size_t i = first; i < end; ++i) sum += w[i];
-    return sum;
-  }
-  float best() const { return x_of(keys[first]); }
-  double surprise() const {
-    uint64_t sum = 0;
-    for (size_t i = first, to = first + live(); i < to; ++i)
-      sum += static_cast<uint64_t>(static_cast<double>(w[i]) * -static_cast<double>(x_of(keys[i])));
+    auto term = [](float value) {
+      return static_cast<uint64_t>(
+          static_cast<int64_t>(static_cast<double>(weight(value)) * -static_cast<double>(value)));
+    };
+    if (open)
+      for (int64_t i = 0; i < n; ++i) sum += x[i] < kWeightFrom ? 0 : term(x[i]);
+    for (size_t i = open ? 0 : first, to = open ? first : end; i < to; ++i) {
+      const float value = x_of(keys[i]);
+      const uint64_t some = value < kWeightFrom ? 0 : term(value);
+      sum = open ? sum - some : sum + some;
+    }
     return static_cast<double>(sum) / static_cast<double>(total());
   }
 
-  float dynamic(const SampleState& s) const {
+  float dynamic(const SampleState& s) {
     const size_t count = live();
     if (count < 2) return static_cast<float>(s.dynatemp_low);
     const double entropy = std::log(static_cast<double>(total())) - kLogWeightOne + surprise();
@@ -330,68 +395,101 @@ struct Run {
                               (s.dynatemp_high - s.dynatemp_low) * std::pow(certain, s.dynatemp_exponent));
   }
   float temper(const SampleState& s) {
-    const float scale = s.dynatemp_low < s.dynatemp_high ? dynamic(s) : s.temperature, from = best();
+    const float from = best(), scale = s.dynatemp_low < s.dynatemp_high ? dynamic(s) : s.temperature;
+    if (open) {
+      forget_first();
+      scale_row(x, n, from, scale, x);
+      begin();
+      return scale;
+    }
     for (size_t i = first; i < end; ++i)
       keys[i] = key_of((x_of(keys[i]) - from) / scale, static_cast<int64_t>(id_of(keys[i])));
     // Quotients may be equal where dividends were not: then the lower id is first.
-    const auto begin = keys.begin() + static_cast<int64_t>(first),
-               last = keys.begin() + static_cast<int64_t>(end);
-    if (!std::is_sorted(begin, last)) std::sort(begin, last);
-    weigh();
+    sort_again();
     return scale;
   }
   // Edits the logits of those that are left, which stand in scratch.row; `due`: they are to be divided by it
   // first. False: nothing is left that can be drawn.
-  bool edit(int32_t stage, const SampleState& s, float due, Scratch& scratch) {
-    float* row = scratch.row.data();
+  bool edit(int32_t stage, const SampleState& s, float due, Scratch& of) {
+    float* row = of.row.data();
+    if (open) {
+      forget_first();
+      if (due != 1.0f)
+        for (int64_t i = 0; i < n; ++i) row[i] /= due;
+      edit_by(stage, row, s, of);
+      float top = -kInf;
+      for (int64_t i = 0; i < n; ++i)
+        if (x[i] > -kInf) top = std::max(top, row[i]);
+      if (top == -kInf) return false;
+      for (int64_t i = 0; i < n; ++i)
+        if (x[i] > -kInf) x[i] = row[i] - top;
+      begin();
+      return true;
+    }
     if (due != 1.0f)
       for (size_t i = first; i < end; ++i) row[id_of(keys[i])] /= due;
-    edit_by(stage, row, s, scratch);
-    float best = -kInf;
-    for (size_t i = first; i < end; ++i) best = std::max(best, row[id_of(keys[i])]);
-    if (best == -kInf) return false;
+    edit_by(stage, row, s, of);
+    float top = -kInf;
+    for (size_t i = first; i < end; ++i) top = std::max(top, row[id_of(keys[i])]);
+    if (top == -kInf) return false;
     for (size_t i = first; i < end; ++i) {
       const int32_t id = id_of(keys[i]);
-      keys[i] = key_of(row[id] - best, id);
+      keys[i] = key_of(row[id] - top, id);
     }
-    std::sort(keys.begin() + static_cast<int64_t>(first), keys.begin() + static_cast<int64_t>(end));
-    weigh();
+    sort_again();
     return true;
+  }
+  // Takes those before the run out of x.
+  void forget_first() {
+    for (size_t i = 0; i < first; ++i) x[id_of(keys[i])] = -kInf;
+  }
+  void sort_again() {
+    const auto from = keys.begin() + static_cast<int64_t>(first),
+               to = keys.begin() + static_cast<int64_t>(end);
+    if (!std::is_sorted(from, to)) std::sort(from, to);
+    for (size_t i = first; i < end; ++i) w[i] = weight(x_of(keys[i]));
   }
   // Ends the run before the first that is below x, but not before its first.
   void from_x(float least) {
-    while (end > first + 1 && x_of(keys[end - 1]) < least) --end;
+    best();
+    size_t at = first + 1;
+    while (reach(at) && x_of(keys[at]) >= least) ++at;
+    close(at);
   }
   void min_x(float least) {
     const float from = best();
-    while (end > first + 1 && x_of(keys[end - 1]) - from < least) --end;
+    size_t at = first + 1;
+    while (reach(at) && x_of(keys[at]) - from >= least) ++at;
+    close(at);
+  }
+  void top(uint64_t k) {
+    if (k < static_cast<uint64_t>(n) && reach(first + k)) close(first + k);
   }
   void top_share(uint64_t part) {
     const uint64_t need = std::max<uint64_t>(1, share53(part, total()));
     uint64_t sum = 0;
     size_t at = first;
-    while (at < end && sum < need) sum += w[at++];
-    end = at;
+    while (sum < need && reach(at)) sum += w[at++];
+    close(at);
   }
   void typical(uint64_t part) {
     const uint64_t need = std::max<uint64_t>(1, share53(part, total()));
     const double mean = surprise();
-    const size_t last = first + live();
     auto far = [&](size_t i) { return -static_cast<double>(x_of(keys[i])) - mean; };
     size_t high = first;  // [low, high) is kept; it grows at the end that is nearer
-    while (high < last && far(high) <= 0.0) ++high;
+    while (weighs(high) && far(high) <= 0.0) ++high;
     size_t low = high;
     for (uint64_t sum = 0; sum < need;) {
-      const bool up = low > first && (high == last || -far(low - 1) <= far(high));
+      const bool up = low > first && (!weighs(high) || -far(low - 1) <= far(high));
       sum += up ? w[--low] : w[high++];
     }
     first = low;
-    end = high;
+    close(high);
   }
   void exclude(const SampleState& s) {
     const uint64_t least = std::max<uint64_t>(1, share53(s.xtc_threshold, total()));
     size_t above = 0;
-    while (first + above < end && w[first + above] >= least) ++above;
+    while (reach(first + above) && w[first + above] >= least) ++above;
     if (above > 1) first += above - 1;
   }
 };
@@ -432,35 +530,24 @@ struct Report {
   }
 };
 
-// Stages in any order: all that can come to weigh something is sorted. -1: an edit left nothing.
+// Stages in any order: sorted is what they look at. -1: an edit left nothing.
 int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float best, int64_t position,
                       Scratch& scratch, const Report& report) {
-  const bool edits = std::any_of(s.cuts.begin(), s.cuts.end(), [](int32_t cut) { return cut >= kPenalties; });
-  // What is further from the best weighs nothing, unless a temperature above 1 comes, from where another is
-  // best.
-  const float hottest = std::max({1.0f, s.temperature, static_cast<float>(s.dynatemp_high)});
-  const bool hot = hottest > 1.0f || s.cuts.empty() || s.cuts[0] != kTemperature;
-  // An edit may raise anything.
-  const float from = edits ? std::numeric_limits<float>::lowest()
-                     : hot ? kWeightFrom + kWeightFrom * hottest
-                           : kWeightFrom;
+  auto has = [&](auto what) { return std::any_of(s.cuts.begin(), s.cuts.end(), what); };
+  const bool edits = has([](int32_t cut) { return cut >= kPenalties; });
+  const bool raises = edits || has([](int32_t cut) { return cut == kTemperature; });
   scratch.x.resize(static_cast<size_t>(n));
-  float* x = scratch.x.data();
-  scale_row(row, n, best, 1.0f, x);
-  ids_from(x, n, from, scratch.near);
-  auto& keys = scratch.keys;
-  keys.clear();
-  for (const int32_t id : scratch.near) keys.push_back(key_of(x[id], id));
-  sort_keys(keys, scratch.sorting);
-  Run run{keys, scratch.weights, 0, keys.size()};
-  run.weigh();
+  scale_row(row, n, best, 1.0f, scratch.x.data());
+  Run run{scratch.x.data(), n, scratch, raises ? std::numeric_limits<float>::lowest() : kWeightFrom};
+  run.begin();
   if (edits && row != scratch.row.data()) scratch.row.assign(row, row + n);
-  const double sigma = s.top_n_sigma > 0.0 ? deviation(row, n, best) : 0.0;
+  const double sigma = has([](int32_t cut) { return cut == kTopNSigma; }) ? deviation(row, n, best) : 0.0;
   float scale = 1.0f,
         due = 1.0f;  // the temperature that was applied, and of that what the row has not got yet
   for (const int32_t cut : s.cuts) switch (cut) {
       case kTemperature:
         scale = due = run.temper(s);
+        if (!edits) run.floor = kWeightFrom;
         break;
       case kPenalties:
       case kDry:
@@ -471,8 +558,7 @@ int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float b
                                       s.top_n_sigma * (sigma / static_cast<double>(scale))));
         break;
       case kTopK:
-        run.end =
-            static_cast<size_t>(std::min<uint64_t>(run.end, run.first + static_cast<uint64_t>(s.top_k)));
+        run.top(static_cast<uint64_t>(s.top_k));
         break;
       case kTypicalP:
         run.typical(s.typical_p);
@@ -489,18 +575,19 @@ int32_t draw_in_order(const SampleState& s, const float* row, int64_t n, float b
     }
   const uint64_t bits = philox_bits53(s.seed, s.choice, static_cast<uint64_t>(position), 0);
   const uint64_t total = run.total(), target = share53(bits, total);
+  run.reach(run.first);
   size_t drawn = run.first;
-  for (uint64_t sum = run.w[drawn]; sum <= target && drawn + 1 < run.end;) sum += run.w[++drawn];
+  for (uint64_t sum = run.w[drawn]; sum <= target && run.reach(drawn + 1);) sum += run.w[++drawn];
   if (s.processed) {
     const double norm = std::log(static_cast<double>(total));
     auto log = [&](size_t i) { return static_cast<float>(std::log(static_cast<double>(run.w[i])) - norm); };
     *report.own = log(drawn);
     int32_t have = 0;
-    for (size_t i = run.first; i < run.end && have < report.wanted && run.w[i] > 0; ++i, ++have)
-      report.ids[have] = id_of(keys[i]), report.logprobs[have] = log(i);
+    for (size_t i = run.first; have < report.wanted && run.weighs(i); ++i, ++have)
+      report.ids[have] = id_of(run.keys[i]), report.logprobs[have] = log(i);
     report.end(have);
   }
-  return id_of(keys[drawn]);
+  return id_of(run.keys[drawn]);
 }
 
 // The row after edits, bias, allowed_token_ids, min_tokens and grammar: the row itself if nothing changes it.

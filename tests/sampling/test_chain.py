@@ -168,6 +168,9 @@ def test_a_big_vocabulary_agrees():
         SamplingParams(top_n_sigma=1.0, temperature=3),
         SamplingParams(typical_p=0.7, xtc_probability=0.5, xtc_threshold=0.01),
         SamplingParams(dynatemp_range=0.8, min_p=0.01),
+        SamplingParams(dynatemp_range=5, temperature=4, xtc_probability=1, xtc_threshold=0.001),
+        SamplingParams(samplers=["xtc", "temperature", "typical_p"], xtc_probability=1, typical_p=0.95, temperature=9),
+        SamplingParams(samplers=["typical_p", "top_k", "penalties"], typical_p=0.9, top_k=150_000, presence_penalty=-2),
         SamplingParams(samplers=["min_p", "temperature"], min_p=0.01, temperature=30),
         SamplingParams(samplers=["top_p", "penalties", "temperature"], presence_penalty=2, temperature=3, top_p=0.9),
     ]
