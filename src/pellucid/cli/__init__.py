@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("top", "Watch a server live: requests, tokens a second, latencies, cache, memory"),
         ("kv", "Draw the map of a server's KV cache: which page belongs to whom"),
         ("audit", "Look for security faults of a running server, and say how to mend each"),
+        ("audit-log", "Verify the audit log of a server: intact, or the first line that is not"),
         ("autopsy", "Say what became of a request to a server, and what its time went to"),
         ("waste", "Rank what a server computed for nothing, and what would save it"),
         ("doctor", "Check this machine, and say what is wrong"),
@@ -57,7 +58,8 @@ COMMANDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("rm", "Remove a model"),
     ),
 }
-"""Commands by theme. `NAME` is the function, or the group of commands, `NAME` of the module `pellucid.cli.NAME`."""
+"""Commands by theme. `NAME` is the function, or the group of commands, `NAME` of the module
+`pellucid.cli.NAME`, with _ for -."""
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

@@ -30,7 +30,8 @@ class _Commands(TyperGroup):
         about = {name: text for theme in COMMANDS.values() for name, text in theme}.get(cmd_name)
         if about is None:
             return None
-        found = getattr(import_module(f"pellucid.cli.{cmd_name}"), cmd_name)
+        module = cmd_name.replace("-", "_")
+        found = getattr(import_module(f"pellucid.cli.{module}"), module)
         single = typer.Typer(
             name=cmd_name, add_completion=False, rich_markup_mode=None, context_settings=SETTINGS, no_args_is_help=True
         )

@@ -76,7 +76,7 @@ def list_keys(file: File = DEFAULT, as_json: options.Json = False) -> None:
             "tokens_per_minute": key.tokens_per_minute,
             "tokens_per_day": key.tokens_per_day,
             "weight": key.weight,
-            "sha256": key.digest.hex()[:8],
+            "sha256": key.public_id,
         }
         for key in found
     ]

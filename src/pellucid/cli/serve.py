@@ -103,6 +103,13 @@ def serve(
         str,
         typer.Option(envvar="PELLUCID_PII_REGION", help="Of phone numbers without a country's code, such as US or DE"),
     ] = "US",
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PELLUCID_AUDIT_LOG",
+            help="File in which every request is written down, chained by digests, without texts; mode 600",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option("--strict", envvar="PELLUCID_STRICT", help="Do not start if `pellucid audit` finds a High fault"),
@@ -258,6 +265,7 @@ def serve(
         private_stream=private_stream,
         strict_requests=strict_requests,
         pii=finder,
+        audit_log=audit_log,
         limits=Limits(deadline=deadline, grace=grace, exit_on_stall=exit_on_stall),
         check=check if strict else None,
         ready=ready,

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pellucid import __version__
 from pellucid.secret import Secret
+from pellucid.server.audited import Audited
+from pellucid.server.auditlog import AuditLog
 from pellucid.server.auth import Gate
 from pellucid.server.errors import install_error_handlers
 from pellucid.server.keys import Keyring
@@ -45,6 +47,7 @@ def create_app(
     private_stream: bool = False,
     strict_requests: bool = False,
     pii: Finder | None = None,
+    audit_log: AuditLog | None = None,
 ) -> FastAPI:
     """Make the application for a model.
 
@@ -59,6 +62,7 @@ def create_app(
         private_stream: packets of no stream tell of its tokens, whether the client asks for it or not.
         strict_requests: fields that nobody knows are refused, whether the client asks for it or not.
         pii: of the personal data that the model does not get to see; None: it sees all.
+        audit_log: where every request is written down; the caller closes it.
     """
     service = Service(
         name,
@@ -67,6 +71,7 @@ def create_app(
         private_stream=private_stream,
         strict_requests=strict_requests,
         pii=pii,
+        audit_log=audit_log,
     )
 
     @asynccontextmanager
@@ -93,6 +98,8 @@ def create_app(
         header_bytes=service.limits.header_bytes,
         rejected=service.turned_away,
     )
+    if audit_log is not None:
+        app.add_middleware(Audited, log=audit_log, rejected=service.turned_away)
     app.add_middleware(Head)
     app.add_middleware(RequestId)
     for module in (chat, completions, embeddings, responses, messages, models, tokens, probes, page):

@@ -17,7 +17,7 @@ from pellucid.errors import CapacityError, PellucidError
 from pellucid.server.allowance import Allowances
 from pellucid.server.errors import HTTPError, error_response
 from pellucid.server.keys import ANYONE, Key, Keyring
-from pellucid.server.manifest import ROUTES, methods_of, route_of
+from pellucid.server.manifest import ROUTES, methods_of, path_of, route_of
 
 
 def is_loopback(host: str) -> bool:
@@ -115,8 +115,7 @@ class Gate:
 
     def _check_key(self, scope: Scope) -> None:
         """Find who asks, and whether the manifest lets them; only then is a request counted."""
-        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
-        route = scope["route_path"] = route_of(path)
+        route = route_of(path_of(scope))
         access = None if route is None else ROUTES.get((scope["method"], route))
         if access == "open":
             scope["key"] = ANYONE

@@ -110,13 +110,17 @@ def anthropic_error_body(error: PellucidError) -> AnthropicErrorBody:
 
 
 def error_response(error: PellucidError, scope: Scope) -> JSONResponse:
-    """Return the whole answer for an error: status, headers, body; the request's path tells which client reads it."""
+    """Return the whole answer for an error: status, headers, body; the request's path tells which client reads it.
+
+    The scope has the error's code from here on, for those who write down how requests end.
+    """
     headers: dict[str, str] = {}
     if isinstance(error, CapacityError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
         headers["retry-after-ms"] = str(max(1, round(error.retry_after * 1000)))
     elif isinstance(error, HTTPError):
         headers = error.headers
+    scope["error_code"] = error.code
     anthropic = scope["path"].startswith("/v1/messages")
     body = anthropic_error_body(error) if anthropic else error_body(error)
     return JSONResponse(body, status_code=error.status, headers=headers)

@@ -49,6 +49,11 @@ class Key:
     weight: float = 1.0
     """A key of weight 2 gets twice the tokens of one of 1 when both want all they can get."""
 
+    @property
+    def public_id(self) -> str | None:
+        """The first digits of its digest, which tell two keys of one name apart; None for a text that was not drawn."""
+        return self.digest.hex()[:8] if self.tenant else None
+
 
 ANYONE = Key("", "", frozenset(SCOPES))
 """Who comes in where there are no keys."""
@@ -100,6 +105,11 @@ class Keyring:
     def required(self) -> bool:
         """Whether who comes in must bring a key."""
         return bool(self._single) or self._file is not None
+
+    @property
+    def known(self) -> tuple[Key, ...]:
+        """The operator's keys."""
+        return self._keys
 
     def reload(self) -> None:
         """Read the file again. Raises ConfigError, and keeps the keys there are."""

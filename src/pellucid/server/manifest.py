@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from starlette.types import Scope as ASGIScope
+
 from pellucid.server.keys import Scope
 from pellucid.server.routes.page import FILES
 
@@ -72,6 +74,11 @@ def _pattern(path: str) -> re.Pattern[str]:
 _EXACT = {path for _, path in ROUTES if "{" not in path}
 _PATTERNS = [(_pattern(path), path) for path in dict.fromkeys(path for _, path in ROUTES) if "{" in path]
 _METHODS = {path: {method for method, other in ROUTES if other == path} for _, path in ROUTES}
+
+
+def path_of(scope: ASGIScope) -> str:
+    """Return the path of a request as it was sent."""
+    return (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
 
 
 def route_of(path: str) -> str | None:

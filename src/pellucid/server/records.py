@@ -30,6 +30,39 @@ class Ended:
     stop_reason: int | str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Parameters of a request that say how much it wanted, and of what kind."""
+
+    prompts: int
+    n: int
+    max_tokens: int | None
+    """None: as far as the context goes."""
+    priority: int
+    salted: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: str | None
+    """Its kind."""
+    pooling: str | None
+
+    @staticmethod
+    def of(generation: Generation) -> Asked:
+        """Take them down."""
+        params, first = generation.params, generation.choices[0].seq
+        return Asked(
+            prompts=len(generation.prompts),
+            n=params.n,
+            max_tokens=params.max_tokens,
+            priority=first.priority,
+            salted=bool(first.salt),
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            grammar=None if params.grammar is None else params.grammar.kind,
+            pooling=None if first.pooling is None else first.pooling.kind,
+        )
+
+
 @dataclass(slots=True)
 class Record:
     """One request for an answer."""
@@ -45,6 +78,7 @@ class Record:
     received: float
     """The same, in seconds of the epoch."""
     prompt_tokens: int
+    asked: Asked
     seq_ids: tuple[str, ...]
     tools: tuple[str, ...] = ()
     """Names of the functions that the model was shown."""
@@ -71,6 +105,7 @@ class Record:
             began=generation.began,
             received=time.time() - (time.monotonic() - generation.began),
             prompt_tokens=sum(map(len, generation.prompts)),
+            asked=Asked.of(generation),
             seq_ids=tuple(choice.seq.id for choice in generation.choices),
             tools=() if reads is None else tuple(str(tool["name"]) for tool in reads.tools),
             events=[] if reads is None else reads.events,

@@ -11,12 +11,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pellucid.errors import ConfigError
 from pellucid.secret import Secret
 from pellucid.server.app import create_app
+from pellucid.server.auditlog import AuditLog, kept
 from pellucid.server.auth import is_loopback
 from pellucid.server.keys import Keyring, Lent
 from pellucid.server.limits import Limits
@@ -50,6 +52,7 @@ def serve(
     private_stream: bool = False,
     strict_requests: bool = False,
     pii: Finder | None = None,
+    audit_log: Path | None = None,
     check: Check | None = None,
     ready: Ready | None = None,
 ) -> None:
@@ -71,13 +74,14 @@ def serve(
         private_stream: packets of no stream tell of its tokens.
         strict_requests: fields that nobody knows are refused, not only named in `warnings`.
         pii: of the personal data that the model does not get to see; None: it sees all.
+        audit_log: file in which every request is written down (server/auditlog.py).
         check: called on a thread with the host, the port and keys made for it, when the model is there and before
             /ready says so; what it raises ends the server.
         ready: told when requests are served.
 
     Raises:
-        ConfigError: an address that cannot be had, or may not be had without a key or in plain text; keys or a
-            certificate that cannot be used.
+        ConfigError: an address that cannot be had, or may not be had without a key or in plain text; keys, a
+            certificate or an audit log that cannot be used.
         PellucidError: what loading the model raised.
     """
     keys = Keyring(None if api_key is None else Secret(api_key), api_key_file)
@@ -85,31 +89,45 @@ def serve(
     if not is_loopback(host):
         _check_exposed(host, keyed=keys.required, encrypted=certificate is not None or behind_tls_proxy)
     _leave_no_core()
-    app = create_app(
-        None if callable(llm) else llm,
-        name=name,
-        keys=keys,
-        allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
-        limits=limits,
-        inspect=is_loopback(host) if inspect is None else inspect,
-        private_stream=private_stream,
-        strict_requests=strict_requests,
-        pii=pii,
-    )
-    with bind(host, port) as listener:
-        server = Server(app, None if certificate is None else certificate.context)
+    inspect = is_loopback(host) if inspect is None else inspect
+    with ExitStack() as closing:
+        listener = closing.enter_context(bind(host, port))
         address = listener.getsockname()
+        log = None
+        if audit_log is not None:
+            log = closing.enter_context(
+                kept(
+                    audit_log,
+                    model=name or (None if callable(llm) else llm.name),
+                    host=host,
+                    port=address[1],
+                    tls=certificate is not None,
+                    behind_tls_proxy=behind_tls_proxy,
+                    inspect=inspect,
+                    keys=_public(keys),
+                )
+            )
+        app = create_app(
+            None if callable(llm) else llm,
+            name=name,
+            keys=keys,
+            allowed_hosts=tuple(allowed_hosts) if is_loopback(host) else None,
+            limits=limits,
+            inspect=inspect,
+            private_stream=private_stream,
+            strict_requests=strict_requests,
+            pii=pii,
+            audit_log=log,
+        )
+        server = Server(app, None if certificate is None else certificate.context)
 
         async def run() -> None:
             model: LLM | None = None
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            files: list[tuple[Path, Callable[[], None]]] = []
-            if api_key_file is not None:
-                files.append((api_key_file, keys.reload))
-            if certificate is not None:
-                files.append((certificate.certfile, certificate.reload))
-            if files and sys.platform != "win32":
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, files)
+            if sys.platform != "win32" and not (api_key_file is None and certificate is None and log is None):
+                asyncio.get_running_loop().add_signal_handler(
+                    signal.SIGHUP, _read_again, keys, api_key_file, certificate, log
+                )
             try:
                 service: Service = app.state.service
                 service.checking = check is not None
@@ -159,15 +177,33 @@ def _check_exposed(host: str, *, keyed: bool, encrypted: bool) -> None:
         raise ConfigError(f"{'; '.join(faults)}; or leave --host out to serve this machine only", param="host")
 
 
-def _read_again(files: Iterable[tuple[Path, Callable[[], None]]]) -> None:
+def _read_again(
+    keys: Keyring, api_key_file: Path | None, certificate: Certificate | None, log: AuditLog | None
+) -> None:
     """Read files of keys and certificates; what is wrong with one is told, and what held before still holds."""
-    for file, read in files:
-        try:
-            read()
-        except ConfigError as error:
-            print(f"warning: {file} was not read again: {error}", file=sys.stderr, flush=True)
-        else:
-            print(f"{file} was read again and holds from now on", file=sys.stderr, flush=True)
+    if api_key_file is not None:
+        well = _reread(api_key_file, keys.reload)
+        if log is not None:
+            log.write("reload", what="keys", ok=well, keys=_public(keys))
+    if certificate is not None:
+        well = _reread(certificate.certfile, certificate.reload)
+        if log is not None:
+            log.write("reload", what="certificate", ok=well)
+
+
+def _reread(file: Path, read: Callable[[], None]) -> bool:
+    try:
+        read()
+    except ConfigError as error:
+        print(f"warning: {file} was not read again: {error}", file=sys.stderr, flush=True)
+        return False
+    print(f"{file} was read again and holds from now on", file=sys.stderr, flush=True)
+    return True
+
+
+def _public(keys: Keyring) -> list[dict[str, Any]]:
+    """What may be told of the keys."""
+    return [{"key": key.name, "key_sha256": key.public_id, "scopes": sorted(key.scopes)} for key in keys.known]
 
 
 def _leave_no_core() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pellucid.engine.worker import Worker
     from pellucid.llm import LLM
     from pellucid.pii.find import Finder
+    from pellucid.server.auditlog import AuditLog
     from pellucid.text.read import Reads
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class Service:
         private_stream: bool = False,
         strict_requests: bool = False,
         pii: Finder | None = None,
+        audit_log: AuditLog | None = None,
     ) -> None:
         """Begin without a model; `attach` brings it, and its own name if `name` is None.
 
@@ -63,11 +65,13 @@ class Service:
         `private_stream`: every stream leaves as private.py says, not only those that ask for it.
         `strict_requests`: a field that nobody knows is refused in every request, not only in those that ask for it.
         `pii`: of the personal data that the model does not get to see; None: it sees all.
+        `audit_log`: where requests are written down.
         """
         self.name = name or ""
         self.private_stream = private_stream
         self.strict_requests = strict_requests
         self.pii = pii
+        self.audit_log = audit_log
         self.created = int(time.time())
         self.limits = limits
         self.draining = False
@@ -141,6 +145,8 @@ class Service:
             return "loading"
         if self.checking:
             return "being audited"
+        if self.audit_log is not None and (fault := self.audit_log.fault) is not None:
+            return fault
         return "the engine is stalled" if self._worker.stalled(STALL_AFTER) else None
 
     def check_model(self, name: str) -> None:
@@ -278,6 +284,12 @@ class Service:
         self._live.discard(generation)
         if not self._live:
             self.idle.set()
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        self.draining = True
+        if self.audit_log is not None:
+            self.audit_log.write("drain", running=len(self._live))
 
     def cancel_all(self) -> None:
         """End what still runs; each client is told."""

@@ -76,6 +76,7 @@ class Whole(Response):
         """Send the answer."""
         record = Record.of(self._generation, scope, stream=self._stream)
         self._service.records.add(record)
+        scope["record"] = record
         try:
             await until_gone(receive, self._send(scope, receive, send))
         finally:

@@ -254,7 +254,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
             await self._stop.wait()
-        self._service.draining = True
+        self._service.drain()
         try:
             async with asyncio.timeout(self._service.limits.grace):
                 await self._service.idle.wait()
