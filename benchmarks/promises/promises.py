@@ -43,7 +43,7 @@ PROMISES: dict[str, Promise] = {
     "pages": Promise("KV leak", "100,000 requests, 30 % aborted: no page held", 100_000, load.pages),
     "memory": Promise("memory", "slope ≤ 1 MiB an hour after warm-up", 3600, life.memory),
     "disconnect": Promise("disconnect", "pages free ≤ 200 ms or one step", 200, life.disconnect),
-    "overload": Promise("overload × 10", "429 in ≤ 50 ms p99; accepted inter-token p99 ≤ 1.5 ×", 400, life.overload),
+    "overload": Promise("overload × 10", "429 in ≤ 50 ms p99; accepted inter-token p99 ≤ 1.5 ×", 60, life.overload),
     "sigterm": Promise("SIGTERM", "ready → 503 ≤ 100 ms; work inside the grace time finishes", 20, life.sigterm),
     "stalled": Promise("stalled engine", "not ready ≤ 5 s", 3, life.stalled),
     "sanitizers": Promise("sanitizers (ASan, UBSan, TSan on the core)", "no report", 1, files.sanitizers),
