@@ -167,20 +167,21 @@ def parquet(rows: list[dict[str, Any]]) -> bytes | None:
 
 def perfetto(trace: Trace) -> dict[str, Any]:
     """Trace events (the JSON that Perfetto and Chrome read): the engine's steps on one track, the request on another,
-    joined by arrows, with counters. Times are in microseconds."""
+    joined by arrows, with counters. Times are in microseconds, of whole nanoseconds, which is what Perfetto keeps: a
+    step so never overlaps the next."""
     engine, request = {"pid": 1, "tid": 1}, {"pid": 1, "tid": 2}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"pellucid {trace.model}"}},
         {"ph": "M", "name": "thread_name", **engine, "args": {"name": "engine steps"}},
         {"ph": "M", "name": "thread_name", **request, "args": {"name": "request"}},
     ]
-    times = [event["at"] for event in trace.events]
+    times = [round(event["at"] * 1e9) for event in trace.events]
     for i, event in enumerate(trace.events):
-        at, args = event["at"] * 1e6, {k: v for k, v in event.items() if k not in ("at", "point")}
+        at, args = times[i] / 1e3, {k: v for k, v in event.items() if k not in ("at", "point")}
         if event["point"] != "schedule":
             events.append({"ph": "i", "s": "t", "name": event["point"], "ts": at, **request, "args": args})
             continue
-        length = (times[i + 1] * 1e6 - at) if i + 1 < len(times) else 1.0
+        length = max(1, times[i + 1] - times[i]) / 1e3 if i + 1 < len(times) else 1.0
         step = event.get("step", i)
         first = int(event["position"])
         kind = (
