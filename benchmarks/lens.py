@@ -115,6 +115,8 @@ def under_budget(model: str, count: int, budget: int, threads: int | None) -> di
         trace = llm.inspect(ids, SamplingParams(max_tokens=0), level="heads", budget=budget)
         trace.why(-1)
         trace.logit_lens(pos=-1)
+        trace.attribution(-1)
+        trace.attention(0, [0], range(-64, 0))
         return {
             "tokens": count,
             "budget_mb": budget / 1e6,
@@ -145,7 +147,7 @@ def main() -> None:
         if args.only in (None, "row"):
             tell("a row (bound 50 ms)", one_row(llm, 8192))
     if args.large and args.only in (None, "budget"):
-        tell("a long prompt", under_budget(args.large, 4096, 512 * 10**6, args.threads))
+        tell("a long prompt (bound 512 MB)", under_budget(args.large, 4096, 512 * 10**6, args.threads))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 

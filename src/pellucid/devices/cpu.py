@@ -134,15 +134,17 @@ class CpuDevice:
         """The weights that do not multiply: norms and biases, by canonical name."""
         return self._source[2]
 
-    def plan(self, taps: Sequence[Tap], patches: Sequence[str] = ()) -> TappedPlan:
+    def plan(self, taps: Sequence[Tap], patches: Sequence[str] = (), most: int = MOST_PLANS) -> TappedPlan:
         """The plan that also shows what `taps` see, and stops where `patches` may be changed; kept by its set.
+
+        most: plans that are kept, this one with them; each has memory of its own.
 
         Raises RequestError: the model has no such value, or it has fewer numbers than are asked for.
         """
         key = (tuple(sorted(set(taps), key=repr)), tuple(sorted(set(patches))))
         found = self._plans.pop(key, None)
         if found is None:
-            while len(self._plans) >= MOST_PLANS:
+            while len(self._plans) >= most:
                 del self._plans[next(iter(self._plans))]
             seen = any(tap.name == HIDDEN for tap in key[0])
             found = self._tapped(patched(with_hidden(self.graph) if seen else self.graph, key[1]), key[0])

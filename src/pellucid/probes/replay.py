@@ -32,6 +32,9 @@ DEFAULT_BUDGET = 512 << 20
 HEAD_ROOM = 16 << 20
 """Bytes kept for the interpreter's own small things."""
 
+TAPPED_PLANS, PLANS = 2, 3.5
+"""Plans with taps that are kept; and what these and the tail's take of a plain plan's memory: taps make one larger."""
+
 
 def budget_bytes(budget: int | str | None) -> int:
     """Bytes of "512MB", "2GiB" or a number. Raises RequestError."""
@@ -86,14 +89,21 @@ class Replay:
         pages = max(2, -(-n // device.page_size))
         self._kv_bytes = pages * device.geometry.bytes_per_page
         row = device.lowered.arena_row_bytes
-        fits = [c for c in CHUNKS if self._kv_bytes + HEAD_ROOM + c * 3 * row <= budget]
+        fixed = device.memory()["scratch"] - row * (device.config.token_budget or 0)
+
+        def needs(rows: int) -> int:
+            return self._kv_bytes + int(PLANS * (fixed + rows * row))
+
+        fits = [c for c in CHUNKS if needs(c) + HEAD_ROOM <= budget]
         if not fits:
-            least = self._kv_bytes + HEAD_ROOM + CHUNKS[-1] * 3 * row
+            least = needs(CHUNKS[-1]) + HEAD_ROOM
             raise MemoryPlanError(
                 f"{n} tokens of this model take at least {-(-least // 10**6)} MB to look into, more than the budget of "
                 f"{budget // 10**6} MB; raise --budget, or give fewer tokens"
             )
         self.chunk = min(fits[0], max(16, -(-n // 16) * 16))
+        self.nbytes = needs(self.chunk)
+        """Memory that it keeps between looks: keys, values and plans; at most."""
         self.device = device.with_config(replace(device.config, kv_pages=pages, token_budget=self.chunk))
         self.anatomy = Anatomy.of(device.graph)
         self._pages = np.arange(pages, dtype=np.int32)[None]
@@ -105,11 +115,6 @@ class Replay:
         """Of these, the leading ones that no fork has touched."""
 
     @property
-    def nbytes(self) -> int:
-        """Memory that it keeps between looks: keys, values and activations; at most."""
-        return self._kv_bytes + self.chunk * 3 * self.device.lowered.arena_row_bytes
-
-    @property
     def threads(self) -> int:
         """Threads that may be used beside the device's own."""
         return max(1, self.device.config.threads or 1)
@@ -117,9 +122,7 @@ class Replay:
     @property
     def spare(self) -> int:
         """Bytes of the budget that are left for results."""
-        return max(
-            1 << 20, self.budget - self._kv_bytes - HEAD_ROOM - self.chunk * 3 * self.device.lowered.arena_row_bytes
-        )
+        return max(1 << 20, self.budget - HEAD_ROOM - self.nbytes)
 
     def rows_of(self, nbytes: int) -> int:
         """Rows of so many bytes that a quarter of what is left of the budget holds; at least one."""
@@ -149,7 +152,8 @@ class Replay:
             start = 0 if hooks or positions is None else min(self.clean, min(positions, default=n))
         if start > self.computed:
             raise RequestError(f"positions before {start} were not computed yet")
-        plan = self.device.plan([Tap(t) if isinstance(t, str) else t for t in taps], tuple(hooks or ()))
+        named = [Tap(t) if isinstance(t, str) else t for t in taps]
+        plan = self.device.plan(named, tuple(hooks or ()), TAPPED_PLANS)
         watched = None if positions is None else np.unique(np.asarray(positions, np.int32))
         step = min(self.chunk, max(16, self.spare // 4 // max(1, 4 * plan.width))) if taps else self.chunk
         if hooks:
