@@ -47,10 +47,12 @@ def shade(share: float) -> str:
 def heat(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], low: float, high: float, unit: str
 ) -> None:
-    """Print a map: a cell for each value, labels on the left and, where they differ, numbers on top."""
+    """Print a map: a cell for each value, labels on the left and numbers on top; every second one of more than ten."""
     label = max((cells(r) for r in rows), default=0)
     if columns:
-        print(" " * label + " " + "".join(c[:2].rjust(2) for c in columns))
+        each = 1 if len(columns) <= 10 else 2
+        heads = (c[:2].rjust(2) if i % each == 0 else "  " for i, c in enumerate(columns))
+        print((" " * label + " " + "".join(heads)).rstrip())
     span = (high - low) or 1.0
     for name, row in zip(rows, values, strict=True):
         print(pad(name, label) + " " + "".join(shade((v - low) / span) for v in row))

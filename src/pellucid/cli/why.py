@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from pellucid.cli import draw, layout, look, options
@@ -101,15 +102,21 @@ def why(
 
 def _print_funnel(llm: LLM, trace: Trace, funnel: Funnel) -> None:
     rows: list[tuple[str, ...]] = []
+    idle = [stage.name for stage in funnel.stages if not stage.changed]
     for stage in funnel.stages:
-        best = "  ".join(f"{draw.token(look.text_of(llm, i), 12)} {draw.percent(p)}" for i, p in stage.top[:3])
+        if not stage.changed:
+            continue
+        best = "  ".join(f"{draw.token(look.text_of(llm, i), 12)} {draw.percent(p)}" for i, p in stage.top[:2])
         cut = ""
         if stage.cut is not None:
             cut = f"{draw.token(look.text_of(llm, stage.cut[0]), 12)} {draw.percent(stage.cut[1])}"
         removed = draw.percent(stage.mass_removed) if stage.mass_removed else ""
         kept = f"{stage.kept:,}"
-        rows.append((stage.name, kept, removed, cut, best if stage.changed else ""))
+        rows.append((stage.name, kept, removed, cut, best))
     layout.table(("stage", "left", "mass gone", "last one kept", "likeliest then"), rows, right=(1, 2))
+    if idle:
+        for line in wrap(f"nothing to do: {', '.join(idle)}", draw.width(), subsequent_indent="  "):
+            print(layout.styled(line, layout.DIM))
     if funnel.random is not None:
         print()
         print(f"the draw: {funnel.random:.6f} (seed {trace.seed}) falls on")
