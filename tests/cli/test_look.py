@@ -75,6 +75,8 @@ def test_attn_draws_a_map_or_a_row(cli: Cli) -> None:
     assert "looks at" in row.out
     found = as_json(cli, "attn", PROMPT, "--layer", "3", "--head", "2")
     assert [sum(r) for r in found["weights"]] == pytest.approx([1.0] * 5)
+    brought = cli("attn", PROMPT, "--layer", "20", "--head", "3", "--pos", "-1", "--by-value")
+    assert "takes ‖αv‖ from" in brought.out and brought.out.count("%") == 5
     wide = cli("attn", "word " * 60)
     assert "too wide here" in wide.out and "the rest" in wide.out
 

@@ -101,6 +101,18 @@ def test_scores_and_every_value_are_the_references(model: tuple) -> None:
     assert np.isneginf(scores[:, 0, 1:]).all() and np.isfinite(scores[:, 0, 0]).all()
 
 
+def test_weights_by_value_are_those_times_the_length_of_v(model: tuple) -> None:
+    llm, tokens, _ = model
+    trace = llm.inspect(tokens, level="tokens")
+    heads = range(llm.spec.n_heads)
+    for layer in range(llm.spec.n_layers):
+        plain = trace.attention(layer, heads)
+        _, cache = llm.run_with_cache(trace.ids, [f"blocks.{layer}.attn.hook_v"])
+        v = np.linalg.norm(cache[f"blocks.{layer}.attn.hook_v"], axis=-1)  # keys, KV heads
+        due = plain * np.repeat(v.T, llm.spec.n_heads // llm.spec.n_kv_heads, axis=0)[:, None, : plain.shape[2]]
+        assert np.allclose(trace.attention(layer, heads, by_value=True), due, rtol=2e-3, atol=1e-6)
+
+
 def test_head_metrics_are_those_of_the_patterns(model: tuple) -> None:
     llm, tokens, golden = model
     trace = llm.inspect(tokens[:20] + tokens[:20], level="heads")

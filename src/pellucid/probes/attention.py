@@ -93,6 +93,15 @@ def patterns(replay: Replay, layer: AttentionLayer, q: F32, rows: I32, heads: Se
     return out
 
 
+def value_norms(replay: Replay, layer: AttentionLayer, head: int, stop: int) -> F32:
+    """‖v‖ (stop,) of what a head reads at positions 0 to `stop`, as the cache holds it.
+
+    A weight times it is ‖αv‖, what of a key's value reaches the head (Kobayashi et al. 2020): a sink's is small.
+    """
+    _, v = replay.keys(layer.layer, layer.kv_head(head), stop)
+    return np.sqrt(np.einsum("kd,kd->k", v, v, dtype=np.float64)).astype(np.float32)
+
+
 def _look(
     layer: AttentionLayer,
     q: F32,

@@ -155,8 +155,18 @@ class Trace:
             self.heads = found
         return self.heads
 
-    def attention(self, layer: int, heads: int | Sequence[int], pos: int | Sequence[int] | None = None) -> F32:
-        """Weights (heads, rows, keys) of heads of a layer, of the queries at `pos`; None: all. 0 where not seen."""
+    def attention(
+        self,
+        layer: int,
+        heads: int | Sequence[int],
+        pos: int | Sequence[int] | None = None,
+        *,
+        by_value: bool = False,
+    ) -> F32:
+        """Weights (heads, rows, keys) of heads of a layer, of the queries at `pos`; None: all. 0 where not seen.
+
+        by_value: ‖αv‖ in their place, each weight times the length of the value that it brings.
+        """
         replay = self.source()
         chosen = [heads] if isinstance(heads, int) else list(heads)
         rows = (
@@ -176,6 +186,10 @@ class Trace:
         for positions, weights in attention.rows_of(replay, layer, chosen, sorted(rows)):
             out[:, done : done + len(positions), : weights.shape[2]] = weights
             done += len(positions)
+        if by_value:
+            found = replay.anatomy.head(layer, max(chosen))
+            for i, head in enumerate(chosen):
+                out[i] *= attention.value_norms(replay, found, head, out.shape[2])
         return out
 
     def attribution(self, pos: int = -1, token: int | None = None, against: int | None = None) -> Attribution:
