@@ -79,7 +79,7 @@ def seen(tokens: list[tuple[float, str]], *, private: bool, logprobs: int | None
         "total_tokens": 0,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    seq = SimpleNamespace(id=1, first_token_at=None, finished_at=None)
+    seq = SimpleNamespace(id=1, priority=0, salt="", pooling=None, first_token_at=None, finished_at=None)
     choice = SimpleNamespace(seq=seq, generated=0, finish_reason="stop", stop_reason=None)
     generation: Any = SimpleNamespace(
         id="x",
